@@ -1,0 +1,93 @@
+//! What the BPF programs tell user space through the ring buffers.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::Tap;
+use crate::units::Addr;
+
+/// What an [`Event`] reports; the number stands in [`Event::kind`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+pub enum EventKind {
+    /// A CNP for a local address; `value` is its IP ToS byte, `dest_qp` the local QPN. CNP ring only.
+    Cnp = 1,
+    /// The first packet of a flow at its tap.
+    FirstSight = 2,
+    /// One packet in N, or a packet of a flow that is not paired yet.
+    Sample = 3,
+    /// `value` PSNs before `psn` were skipped.
+    Gap = 4,
+    /// A NAK; `value` is its syndrome byte.
+    Nak = 5,
+    /// An RNR NAK; `value` is its syndrome byte.
+    RnrNak = 6,
+    /// The flow continues at a PSN far from where it was.
+    Discontinuity = 7,
+    /// The NP sent a CNP: `src` is the local address, `dst` the peer, `dest_qp` the peer's QPN, `value` the local QPN.
+    CnpSent = 8,
+}
+
+impl EventKind {
+    /// The kind with this number.
+    pub const fn from_number(n: u32) -> Option<Self> {
+        Some(match n {
+            1 => Self::Cnp,
+            2 => Self::FirstSight,
+            3 => Self::Sample,
+            4 => Self::Gap,
+            5 => Self::Nak,
+            6 => Self::RnrNak,
+            7 => Self::Discontinuity,
+            8 => Self::CnpSent,
+            _ => return None,
+        })
+    }
+
+    /// The name used in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cnp => "cnp",
+            Self::FirstSight => "first_sight",
+            Self::Sample => "sample",
+            Self::Gap => "gap",
+            Self::Nak => "nak",
+            Self::RnrNak => "rnr_nak",
+            Self::Discontinuity => "discontinuity",
+            Self::CnpSent => "cnp_sent",
+        }
+    }
+}
+
+/// One record of a ring buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Event {
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// Number of an [`EventKind`].
+    pub kind: u32,
+    /// Where.
+    pub tap: Tap,
+    /// Source address of the packet.
+    pub src: Addr,
+    /// Destination address of the packet.
+    pub dst: Addr,
+    /// Destination QPN of the packet.
+    pub dest_qp: u32,
+    /// PSN of the packet.
+    pub psn: u32,
+    /// See [`EventKind`].
+    pub value: u32,
+    /// UDP source port of the packet.
+    pub src_port: u16,
+    /// BTH opcode byte of the packet; tells request from response.
+    pub opcode: u8,
+    /// ToS or traffic class of the packet.
+    pub tos: u8,
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<Event>() == 64);
+    assert!(offset_of!(Event, src) == 16 && offset_of!(Event, dest_qp) == 48 && offset_of!(Event, src_port) == 60);
+};

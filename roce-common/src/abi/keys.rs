@@ -1,0 +1,185 @@
+//! Map keys and the small map values.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::units::{Addr, Qpn};
+
+/// Which way a packet passes an interface.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u32)]
+pub enum Direction {
+    /// Received by the host.
+    Ingress = 0,
+    /// Sent by the host.
+    Egress = 1,
+}
+
+/// Where a packet was observed: an interface and a direction, or, offline, an interface of a capture.
+/// The same packet passing two taps is two observations.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Tap(u32);
+
+impl Tap {
+    /// The tap of interface `ifindex` (below 2^31) in `direction`.
+    #[inline(always)]
+    pub const fn new(ifindex: u32, direction: Direction) -> Self {
+        Self(ifindex << 1 | direction as u32)
+    }
+
+    /// The interface index, or the number of the capture interface.
+    #[inline(always)]
+    pub const fn ifindex(self) -> u32 {
+        self.0 >> 1
+    }
+
+    /// The direction; [`Direction::Ingress`] offline.
+    #[inline(always)]
+    pub const fn direction(self) -> Direction {
+        if self.0 & 1 == 0 { Direction::Ingress } else { Direction::Egress }
+    }
+
+    /// The same interface's other direction.
+    #[inline(always)]
+    pub const fn opposite(self) -> Self {
+        Self(self.0 ^ 1)
+    }
+}
+
+/// One of the two independent PSN spaces of a (source, destination, destination QPN).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u32)]
+pub enum Space {
+    /// Requests, numbered by the source's send queue.
+    Request = 0,
+    /// Responses, echoing PSNs of the destination's send queue.
+    Response = 1,
+}
+
+impl Space {
+    /// The name used in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::Response => "response",
+        }
+    }
+}
+
+/// Key of the flow map.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FlowKey {
+    /// Where the flow was observed.
+    pub tap: Tap,
+    /// Space in the first byte, destination QPN big-endian in the other three.
+    space_and_qpn: [u8; 4],
+    /// Source address.
+    pub src: Addr,
+    /// Destination address.
+    pub dst: Addr,
+}
+
+impl FlowKey {
+    /// The key of a flow.
+    #[inline(always)]
+    pub const fn new(tap: Tap, src: Addr, dst: Addr, dest_qp: Qpn, space: Space) -> Self {
+        let [_, a, b, c] = dest_qp.get().to_be_bytes();
+        Self { tap, space_and_qpn: [space as u32 as u8, a, b, c], src, dst }
+    }
+
+    /// Destination QPN.
+    #[inline(always)]
+    pub const fn dest_qp(&self) -> Qpn {
+        Qpn::new(u32::from_be_bytes(self.space_and_qpn))
+    }
+
+    /// PSN space.
+    #[inline(always)]
+    pub const fn space(&self) -> Space {
+        if self.space_and_qpn[0] == 0 { Space::Request } else { Space::Response }
+    }
+}
+
+/// Key of PAIRS (peer, *local* QPN) and of RATES and PACE (peer, *remote* QPN).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PeerQp {
+    /// The peer's address.
+    pub peer: Addr,
+    qpn: [u8; 4],
+}
+
+impl PeerQp {
+    /// The key of `qpn` towards `peer`.
+    #[inline(always)]
+    pub const fn new(peer: Addr, qpn: Qpn) -> Self {
+        Self { peer, qpn: qpn.get().to_be_bytes() }
+    }
+
+    /// The QPN.
+    #[inline(always)]
+    pub const fn qpn(&self) -> Qpn {
+        Qpn::new(u32::from_be_bytes(self.qpn))
+    }
+}
+
+/// Value of PAIRS: what a (peer, local QPN) is connected to. Created by user space, `last_cnp_ns` kept by the NP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PairValue {
+    /// Time of the last CNP sent to the peer's QP, CLOCK_MONOTONIC; 0 = never.
+    pub last_cnp_ns: u64,
+    /// The peer's QPN.
+    pub remote_qpn: u32,
+    /// CNPs received for the local QP from this peer: survives a full ring buffer.
+    pub cnp_rx: u32,
+}
+
+/// Value of RATES: how fast a queue pair may send. Written by user space only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RateValue {
+    /// Bytes per second, frame bytes; never 0.
+    pub bytes_per_sec: u64,
+    /// HTB class (major:minor), 0 with the EDT pacer.
+    pub classid: u32,
+    /// Always 0.
+    pub reserved: u32,
+}
+
+/// Value of PACE: the limiter of a queue pair. Created by user space, kept by the egress program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PaceCell {
+    /// Departure time of the next packet, CLOCK_MONOTONIC.
+    pub next_ns: u64,
+    /// Frame bytes sent since the limiter exists, retransmissions included: the RP's byte counter.
+    pub bytes: u64,
+    /// Packets likewise.
+    pub packets: u64,
+}
+
+/// The virtual queue of a congestion point: one cell per interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VirtualQueue {
+    /// When the queue will be empty, CLOCK_MONOTONIC.
+    pub empty_at_ns: u64,
+}
+
+/// Value of the local-address set.
+pub type LocalAddrs = u32;
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<FlowKey>() == 40 && align_of::<FlowKey>() == 4);
+    assert!(offset_of!(FlowKey, src) == 8 && offset_of!(FlowKey, dst) == 24);
+    assert!(size_of::<PeerQp>() == 20);
+    assert!(
+        size_of::<PairValue>() == 16 && offset_of!(PairValue, remote_qpn) == 8 && offset_of!(PairValue, cnp_rx) == 12
+    );
+    assert!(size_of::<RateValue>() == 16 && offset_of!(RateValue, classid) == 8);
+    assert!(size_of::<PaceCell>() == 24);
+    assert!(size_of::<VirtualQueue>() == 8);
+};

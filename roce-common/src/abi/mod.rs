@@ -1,0 +1,33 @@
+//! What crosses the boundary between the BPF programs and user space: map keys and values, events, configuration and
+//! counters. Every type is `repr(C)`, free of padding and checked for size and offsets when it is compiled; QPNs in keys
+//! are big-endian bytes, addresses are [`Addr`].
+
+mod config;
+mod counters;
+mod event;
+mod keys;
+
+pub use config::{Config, Flags, IngressMode, MarkPolicy, Pacer, Role};
+pub use counters::Counter;
+pub use event::{Event, EventKind};
+pub use keys::{Direction, FlowKey, LocalAddrs, PaceCell, PairValue, PeerQp, RateValue, Space, Tap, VirtualQueue};
+
+use crate::units::Addr;
+
+/// Version of everything in this module; it names the pin directory, so that a program never reads another version's maps.
+pub const ABI_VERSION: u32 = 1;
+
+/// Most flows a [`FlowKey`] map holds; further ones are counted as refused.
+pub const MAX_FLOWS: u32 = 131_072;
+/// Most limited queue pairs.
+pub const MAX_RATES: u32 = 131_072;
+/// Most pairs of queue pairs.
+pub const MAX_PAIRS: u32 = 131_072;
+/// Most local addresses of one interface's host.
+pub const MAX_LOCAL_ADDRS: u32 = 1_024;
+/// Bytes of the CNP ring buffer, which nothing else may fill.
+pub const CNP_RING_BYTES: u32 = 1 << 18;
+/// Bytes of the telemetry ring buffer.
+pub const TELEMETRY_RING_BYTES: u32 = 1 << 20;
+
+const _: () = assert!(size_of::<Addr>() == 16);

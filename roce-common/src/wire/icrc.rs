@@ -1,0 +1,112 @@
+//! The invariant CRC (Linux `rxe_icrc.c`): CRC-32 over the packet with every field a router may change set to ones.
+
+use super::{BTH_LEN, ICRC_LEN, IpVersion, Packet};
+use network_types::{ip::Ipv4Hdr, ip::Ipv6Hdr, udp::UdpHdr};
+
+/// CRC-32, reflected, polynomial 0xEDB88320.
+static TABLE: [u32; 256] = build_table();
+
+/// Register after the eight bytes of ones that stand for the missing LRH.
+const AFTER_LRH: u32 = 0xdebb_20e3;
+
+const fn build_table() -> [u32; 256] {
+    let mut table = [0u32; 256];
+    let mut i = 0;
+    while i < 256 {
+        let mut crc = i as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[i] = crc;
+        i += 1;
+    }
+    table
+}
+
+/// A running ICRC.
+#[derive(Clone, Copy, Debug)]
+pub struct Icrc(u32);
+
+impl Icrc {
+    /// Starts over an IPv4 header without options.
+    #[inline(always)]
+    pub fn v4(mut header: [u8; Ipv4Hdr::LEN]) -> Self {
+        header[1] = 0xff;
+        header[8] = 0xff;
+        header[10] = 0xff;
+        header[11] = 0xff;
+        Self(AFTER_LRH).array(&header)
+    }
+
+    /// Starts over an IPv6 header.
+    #[inline(always)]
+    pub fn v6(mut header: [u8; Ipv6Hdr::LEN]) -> Self {
+        header[0] |= 0x0f;
+        header[1] = 0xff;
+        header[2] = 0xff;
+        header[3] = 0xff;
+        header[7] = 0xff;
+        Self(AFTER_LRH).array(&header)
+    }
+
+    /// Continues over a UDP header, its checksum masked.
+    #[inline(always)]
+    pub fn udp(self, mut header: [u8; UdpHdr::LEN]) -> Self {
+        header[6] = 0xff;
+        header[7] = 0xff;
+        self.array(&header)
+    }
+
+    /// Continues over a BTH, its congestion bits masked.
+    #[inline(always)]
+    pub fn bth(self, mut header: [u8; BTH_LEN]) -> Self {
+        header[4] = 0xff;
+        self.array(&header)
+    }
+
+    /// Continues over a fixed number of bytes as sent.
+    #[inline(always)]
+    pub fn array<const N: usize>(self, bytes: &[u8; N]) -> Self {
+        self.bytes(bytes)
+    }
+
+    /// Continues over bytes as sent.
+    #[inline(always)]
+    pub fn bytes(self, bytes: &[u8]) -> Self {
+        let mut crc = self.0;
+        for &byte in bytes {
+            crc = crc >> 8 ^ TABLE[(crc as u8 ^ byte) as usize];
+        }
+        Self(crc)
+    }
+
+    /// The four bytes as they stand on the wire.
+    #[inline(always)]
+    pub const fn finish(self) -> [u8; ICRC_LEN] {
+        (!self.0).to_le_bytes()
+    }
+}
+
+/// The ICRC that `packet`, found in `frame`, should carry; `None` where the capture kept too few bytes or the IPv4
+/// header has options (rxe and the specification disagree on them).
+pub fn expected(frame: &[u8], packet: &Packet) -> Option<[u8; ICRC_LEN]> {
+    let l3 = usize::from(packet.l3_offset);
+    let l4 = usize::from(packet.l4_offset);
+    let ip = frame.get(l3..l4)?;
+    let start = match packet.ip {
+        IpVersion::V4 => Icrc::v4(ip.try_into().ok()?),
+        IpVersion::V6 => Icrc::v6(ip.try_into().ok()?),
+    };
+    let (udp, rest) = frame.get(l4..packet.icrc_offset())?.split_first_chunk()?;
+    let (bth, rest) = rest.split_first_chunk()?;
+    Some(start.udp(*udp).bth(*bth).bytes(rest).finish())
+}
+
+/// Whether the ICRC of `packet` is right; `None` where it cannot be told (see [`expected`]).
+pub fn is_valid(frame: &[u8], packet: &Packet) -> Option<bool> {
+    let at = packet.icrc_offset();
+    let wire: [u8; ICRC_LEN] = *frame.get(at..)?.first_chunk()?;
+    Some(expected(frame, packet)? == wire)
+}

@@ -1,0 +1,440 @@
+//! The parser: frame in, [`Verdict`] out. It reads nothing past the shorter of the IP and the UDP length, and it never
+//! guesses: what it does not understand it names.
+
+use network_types::{eth::EthHdr, ip::Ipv4Hdr, ip::Ipv6Hdr, udp::UdpHdr, vlan::VlanHdr};
+
+use super::{
+    Aeth, AtomicEth, BTH_LEN, Bth, Bytes, CNP_UDP_LEN, Deth, ETHERTYPE_ROCEV1, ICRC_LEN, Kind, Opcode, Reth, UDP_PORT,
+};
+use crate::{
+    psn::Psn,
+    units::{Addr, Dscp, Ecn, Qpn},
+};
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_VLAN: u16 = 0x8100;
+const ETHERTYPE_QINQ: u16 = 0x88a8;
+const IPPROTO_UDP: u8 = 17;
+/// IPv4 more-fragments flag and fragment offset.
+const IPV4_FRAGMENT_MASK: u16 = 0x3fff;
+/// A READ may ask for at most 2^31 bytes (InfiniBand's largest message).
+const MAX_READ_LEN: u32 = 1 << 31;
+
+/// Why a frame that claims to be RoCEv2 is not one we can use.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Malformed {
+    /// The UDP datagram is too short for the BTH, the opcode's extension headers and the ICRC.
+    TruncatedHeader = 0,
+    /// The capture kept too few bytes to read the headers (snap length).
+    TruncatedCapture = 1,
+    /// IP, UDP and frame length contradict each other, or the payload length is one the opcode cannot have.
+    BadLength = 2,
+    /// Transport header version other than 0.
+    BadVersion = 3,
+    /// An opcode that does not exist.
+    UnknownOpcode = 4,
+    /// More pad bytes than bytes behind the headers.
+    PadBeyondPayload = 5,
+    /// A READ request for more than 2^31 bytes.
+    ReadTooLong = 6,
+    /// A fragment of a UDP datagram that is or may be for port 4791.
+    UdpFragment = 7,
+}
+
+impl Malformed {
+    /// Every reason, in the order of their numbers.
+    pub const ALL: [Self; 8] = [
+        Self::TruncatedHeader,
+        Self::TruncatedCapture,
+        Self::BadLength,
+        Self::BadVersion,
+        Self::UnknownOpcode,
+        Self::PadBeyondPayload,
+        Self::ReadTooLong,
+        Self::UdpFragment,
+    ];
+
+    /// The name used in tables, JSON and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TruncatedHeader => "truncated_header",
+            Self::TruncatedCapture => "truncated_capture",
+            Self::BadLength => "bad_length",
+            Self::BadVersion => "bad_version",
+            Self::UnknownOpcode => "unknown_opcode",
+            Self::PadBeyondPayload => "pad_beyond_payload",
+            Self::ReadTooLong => "read_too_long",
+            Self::UdpFragment => "udp_fragment",
+        }
+    }
+}
+
+/// IP version of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum IpVersion {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// What the frame's first byte is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Link {
+    /// An Ethernet header.
+    Ethernet,
+    /// An IPv4 or IPv6 header (raw IP capture).
+    Ip,
+    /// Something else whose IP header starts at `offset` and whose EtherType is `ethertype` (Linux cooked capture).
+    Other {
+        /// EtherType of what starts at `offset`.
+        ethertype: u16,
+        /// Where it starts, in bytes.
+        offset: usize,
+    },
+}
+
+/// A well-formed RoCEv2 packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Packet {
+    /// IP version.
+    pub ip: IpVersion,
+    /// Offset of the IP header in the frame.
+    pub l3_offset: u16,
+    /// Offset of the UDP header in the frame.
+    pub l4_offset: u16,
+    /// Source address.
+    pub src: Addr,
+    /// Destination address.
+    pub dst: Addr,
+    /// IPv4 ToS or IPv6 traffic class.
+    pub tos: u8,
+    /// UDP source port.
+    pub src_port: u16,
+    /// UDP length, header included.
+    pub udp_len: u16,
+    /// Base transport header.
+    pub bth: Bth,
+    /// AETH where the opcode has one.
+    pub aeth: Option<Aeth>,
+    /// RETH where the opcode has one.
+    pub reth: Option<Reth>,
+    /// DETH of a UD packet.
+    pub deth: Option<Deth>,
+    /// Payload bytes, pad and ICRC excluded.
+    pub payload_len: u16,
+}
+
+impl Packet {
+    /// ECN codepoint.
+    #[inline(always)]
+    pub const fn ecn(&self) -> Ecn {
+        Ecn::of_tos(self.tos)
+    }
+
+    /// DSCP.
+    #[inline(always)]
+    pub const fn dscp(&self) -> Dscp {
+        Dscp::of_tos(self.tos)
+    }
+
+    /// Offset of the BTH in the frame.
+    #[inline(always)]
+    pub const fn bth_offset(&self) -> usize {
+        self.l4_offset as usize + UdpHdr::LEN
+    }
+
+    /// Offset of the first byte behind the extension headers.
+    #[inline(always)]
+    pub fn payload_offset(&self) -> usize {
+        self.bth_offset() + BTH_LEN + self.bth.opcode.ext_len()
+    }
+
+    /// Offset of the ICRC in the frame.
+    #[inline(always)]
+    pub const fn icrc_offset(&self) -> usize {
+        self.l4_offset as usize + self.udp_len as usize - ICRC_LEN
+    }
+
+    /// The AtomicETH where the opcode has one and the source holds it.
+    pub fn atomic_eth<B: Bytes + ?Sized>(&self, frame: &B) -> Option<AtomicEth> {
+        let at = self.bth_offset() + BTH_LEN + self.bth.opcode.atomic_at()?;
+        let head: [u8; 12] = frame.get(at)?;
+        let [va @ .., k0, k1, k2, k3] = head;
+        Some(AtomicEth {
+            va: u64::from_be_bytes(va),
+            rkey: u32::from_be_bytes([k0, k1, k2, k3]),
+            swap_or_add: u64::from_be_bytes(frame.get(at + 12)?),
+            compare: u64::from_be_bytes(frame.get(at + 20)?),
+        })
+    }
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// A well-formed RoCEv2 packet.
+    Roce(Packet),
+    /// A RoCEv1 frame.
+    RoceV1,
+    /// Not RoCE: pass it untouched.
+    NotRoce,
+    /// It claims to be RoCEv2 and is not usable.
+    Malformed(Malformed),
+}
+
+/// Parses an Ethernet frame.
+#[inline(always)]
+pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Verdict {
+    parse_link(frame, Link::Ethernet)
+}
+
+/// Parses a frame whose first byte is what `link` says.
+#[inline(always)]
+pub fn parse_link<B: Bytes + ?Sized>(frame: &B, link: Link) -> Verdict {
+    match walk(frame, link) {
+        Ok(packet) => Verdict::Roce(packet),
+        Err(other) => other,
+    }
+}
+
+/// A missing byte: the frame ended (`ended`) or the capture did.
+#[inline(always)]
+fn short<B: Bytes + ?Sized>(frame: &B, end: usize, ended: Verdict) -> Verdict {
+    if end > frame.wire_len() { ended } else { Verdict::Malformed(Malformed::TruncatedCapture) }
+}
+
+/// Reads `N` bytes at `offset`, or says why there are none.
+#[inline(always)]
+fn take<B: Bytes + ?Sized, const N: usize>(frame: &B, offset: usize, ended: Verdict) -> Result<[u8; N], Verdict> {
+    match frame.get::<N>(offset) {
+        Some(bytes) => Ok(bytes),
+        None => Err(short(frame, offset + N, ended)),
+    }
+}
+
+#[inline(always)]
+fn walk<B: Bytes + ?Sized>(frame: &B, link: Link) -> Result<Packet, Verdict> {
+    let (ethertype, l3) = match link {
+        Link::Ethernet => network_layer(frame)?,
+        Link::Ip => match take::<B, 1>(frame, 0, Verdict::NotRoce)?[0] >> 4 {
+            4 => (ETHERTYPE_IPV4, 0),
+            6 => (ETHERTYPE_IPV6, 0),
+            _ => return Err(Verdict::NotRoce),
+        },
+        Link::Other { ethertype, offset } => (ethertype, offset),
+    };
+    match ethertype {
+        ETHERTYPE_IPV4 => ipv4(frame, l3),
+        ETHERTYPE_IPV6 => ipv6(frame, l3),
+        ETHERTYPE_ROCEV1 => Err(Verdict::RoceV1),
+        _ => Err(Verdict::NotRoce),
+    }
+}
+
+/// EtherType and offset behind the Ethernet header and at most two VLAN tags.
+#[inline(always)]
+fn network_layer<B: Bytes + ?Sized>(frame: &B) -> Result<(u16, usize), Verdict> {
+    let mut ethertype = u16::from_be_bytes(take(frame, EthHdr::LEN - 2, Verdict::NotRoce)?);
+    let mut offset = EthHdr::LEN;
+    for _ in 0..2 {
+        if ethertype != ETHERTYPE_VLAN && ethertype != ETHERTYPE_QINQ {
+            break;
+        }
+        ethertype = u16::from_be_bytes(take(frame, offset + 2, Verdict::NotRoce)?);
+        offset += VlanHdr::LEN;
+    }
+    Ok((ethertype, offset))
+}
+
+#[inline(always)]
+fn ipv4<B: Bytes + ?Sized>(frame: &B, l3: usize) -> Result<Packet, Verdict> {
+    let h: [u8; Ipv4Hdr::LEN] = take(frame, l3, Verdict::NotRoce)?;
+    let header_len = usize::from(h[0] & 0x0f) * 4;
+    if h[0] >> 4 != 4 || header_len < Ipv4Hdr::LEN || h[9] != IPPROTO_UDP {
+        return Err(Verdict::NotRoce);
+    }
+    let l4 = l3 + header_len;
+    let fragment = u16::from_be_bytes([h[6], h[7]]) & IPV4_FRAGMENT_MASK;
+    if fragment & 0x1fff != 0 {
+        // Not the first fragment: it has no ports, so it may belong to anything.
+        return Err(Verdict::Malformed(Malformed::UdpFragment));
+    }
+    let udp = udp(frame, l4)?;
+    if fragment != 0 {
+        return Err(Verdict::Malformed(Malformed::UdpFragment));
+    }
+    let total_len = usize::from(u16::from_be_bytes([h[2], h[3]]));
+    if total_len < header_len {
+        return Err(Verdict::Malformed(Malformed::BadLength));
+    }
+    let base = Base {
+        ip: IpVersion::V4,
+        l3,
+        l4,
+        src: Addr::v4([h[12], h[13], h[14], h[15]]),
+        dst: Addr::v4([h[16], h[17], h[18], h[19]]),
+        tos: h[1],
+        ip_payload: total_len - header_len,
+    };
+    transport(frame, &base, udp)
+}
+
+#[inline(always)]
+fn ipv6<B: Bytes + ?Sized>(frame: &B, l3: usize) -> Result<Packet, Verdict> {
+    let h: [u8; 8] = take(frame, l3, Verdict::NotRoce)?;
+    // An extension header hides the UDP header from RoCE hardware and from us alike: passed, not RoCE.
+    if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
+        return Err(Verdict::NotRoce);
+    }
+    let l4 = l3 + Ipv6Hdr::LEN;
+    let udp = udp(frame, l4)?;
+    let base = Base {
+        ip: IpVersion::V6,
+        l3,
+        l4,
+        src: Addr(take(frame, l3 + 8, Verdict::NotRoce)?),
+        dst: Addr(take(frame, l3 + 24, Verdict::NotRoce)?),
+        tos: h[0] << 4 | h[1] >> 4,
+        ip_payload: usize::from(u16::from_be_bytes([h[4], h[5]])),
+    };
+    transport(frame, &base, udp)
+}
+
+/// What the IP header told.
+struct Base {
+    ip: IpVersion,
+    l3: usize,
+    l4: usize,
+    src: Addr,
+    dst: Addr,
+    tos: u8,
+    ip_payload: usize,
+}
+
+struct Udp {
+    src_port: u16,
+    len: usize,
+}
+
+/// The UDP header when it is for us.
+#[inline(always)]
+fn udp<B: Bytes + ?Sized>(frame: &B, l4: usize) -> Result<Udp, Verdict> {
+    let h: [u8; 6] = take(frame, l4, Verdict::NotRoce)?;
+    if u16::from_be_bytes([h[2], h[3]]) != UDP_PORT {
+        return Err(Verdict::NotRoce);
+    }
+    Ok(Udp { src_port: u16::from_be_bytes([h[0], h[1]]), len: usize::from(u16::from_be_bytes([h[4], h[5]])) })
+}
+
+#[inline(always)]
+fn transport<B: Bytes + ?Sized>(frame: &B, base: &Base, udp: Udp) -> Result<Packet, Verdict> {
+    use Malformed::{BadLength, BadVersion, PadBeyondPayload, ReadTooLong, TruncatedHeader, UnknownOpcode};
+    let bad = |reason| Err(Verdict::Malformed(reason));
+    if udp.len > base.ip_payload || base.l4 + udp.len > frame.wire_len() {
+        return bad(BadLength);
+    }
+    if udp.len < UdpHdr::LEN + BTH_LEN + ICRC_LEN {
+        return bad(TruncatedHeader);
+    }
+    let at = base.l4 + UdpHdr::LEN;
+    let ended = Verdict::Malformed(TruncatedHeader);
+    let h: [u8; BTH_LEN] = take(frame, at, ended)?;
+    if h[1] & 0x0f != 0 {
+        return bad(BadVersion);
+    }
+    let Some(opcode) = Opcode::new(h[0]) else {
+        return bad(UnknownOpcode);
+    };
+    let bth = Bth {
+        opcode,
+        solicited: h[1] & 0x80 != 0,
+        mig_req: h[1] & 0x40 != 0,
+        pad: h[1] >> 4 & 3,
+        pkey: u16::from_be_bytes([h[2], h[3]]),
+        fecn: h[4] & 0x80 != 0,
+        becn: h[4] & 0x40 != 0,
+        dest_qp: Qpn::new(u32::from_be_bytes([0, h[5], h[6], h[7]])),
+        ack_req: h[8] & 0x80 != 0,
+        psn: Psn::new(u32::from_be_bytes([0, h[9], h[10], h[11]])),
+    };
+    let headers = UdpHdr::LEN + BTH_LEN + opcode.ext_len() + ICRC_LEN;
+    if udp.len < headers {
+        return bad(TruncatedHeader);
+    }
+    let behind_headers = udp.len - headers;
+    let pad = usize::from(bth.pad);
+    if behind_headers < pad {
+        return bad(PadBeyondPayload);
+    }
+    let payload_len = behind_headers - pad;
+    if !length_fits(opcode, udp.len, behind_headers, payload_len) {
+        return bad(BadLength);
+    }
+    let ext = at + BTH_LEN;
+    let aeth = match opcode.aeth_at() {
+        Some(o) => {
+            let a: [u8; 4] = take(frame, ext + o, ended)?;
+            Some(Aeth { raw_syndrome: a[0], msn: u32::from_be_bytes([0, a[1], a[2], a[3]]) })
+        }
+        None => None,
+    };
+    let reth = match opcode.reth_at() {
+        Some(o) => {
+            let r: [u8; 16] = take(frame, ext + o, ended)?;
+            Some(Reth {
+                va: u64::from_be_bytes([r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7]]),
+                rkey: u32::from_be_bytes([r[8], r[9], r[10], r[11]]),
+                dma_len: u32::from_be_bytes([r[12], r[13], r[14], r[15]]),
+            })
+        }
+        None => None,
+    };
+    if let Some(reth) = reth
+        && opcode.is_read_request()
+        && reth.dma_len > MAX_READ_LEN
+    {
+        return bad(ReadTooLong);
+    }
+    let deth = match opcode.deth_at() {
+        Some(o) => {
+            let d: [u8; 8] = take(frame, ext + o, ended)?;
+            Some(Deth {
+                qkey: u32::from_be_bytes([d[0], d[1], d[2], d[3]]),
+                src_qp: Qpn::new(u32::from_be_bytes([0, d[5], d[6], d[7]])),
+            })
+        }
+        None => None,
+    };
+    Ok(Packet {
+        ip: base.ip,
+        l3_offset: base.l3 as u16,
+        l4_offset: base.l4 as u16,
+        src: base.src,
+        dst: base.dst,
+        tos: base.tos,
+        src_port: udp.src_port,
+        udp_len: udp.len as u16,
+        bth,
+        aeth,
+        reth,
+        deth,
+        payload_len: payload_len as u16,
+    })
+}
+
+/// Whether the opcode may have a payload of this length: none, some, exactly eight bytes, always padded to four.
+#[inline(always)]
+fn length_fits(opcode: Opcode, udp_len: usize, behind_headers: usize, payload_len: usize) -> bool {
+    if opcode.kind() == Kind::Cnp {
+        return udp_len == CNP_UDP_LEN;
+    }
+    if !opcode.may_carry_payload() {
+        return behind_headers == 0;
+    }
+    behind_headers % 4 == 0
+        && !(opcode.needs_payload() && payload_len == 0)
+        && !(opcode.needs_eight_bytes() && payload_len != 8)
+}

@@ -1,0 +1,10 @@
+//! The library of the `roce` program: loader, controller, pacer and inspector.
+
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod dataplane;
+pub mod export;
+pub mod inspect;
+pub mod pacer;
+pub mod tui;

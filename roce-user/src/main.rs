@@ -1,0 +1,3 @@
+//! The `roce` program.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! `roce-lab`.
+
+fn main() {}
