@@ -6,5 +6,6 @@ pub mod control;
 pub mod dataplane;
 pub mod export;
 pub mod inspect;
+pub mod netlink;
 pub mod pacer;
 pub mod tui;

@@ -155,10 +155,12 @@ impl PeerQp {
 pub struct PairValue {
     /// Time of the last CNP sent to the queue pair that sends these packets, CLOCK_MONOTONIC; 0 = never.
     pub last_cnp_ns: u64,
+    /// CNPs among these packets: survives a full ring buffer.
+    pub cnp_rx: u64,
     /// The QPN of the queue pair that sends these packets.
     pub sender_qpn: u32,
-    /// CNPs among these packets: survives a full ring buffer.
-    pub cnp_rx: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
 
 /// Value of RATES: how fast a queue pair may send. Written by user space only.
@@ -228,7 +230,7 @@ const _: () = {
     assert!(size_of::<PeerQp>() == 20 && size_of::<PairKey>() == 36);
     assert!(size_of::<CnpJob>() == 24 && size_of::<EventBudget>() == 16);
     assert!(
-        size_of::<PairValue>() == 16 && offset_of!(PairValue, sender_qpn) == 8 && offset_of!(PairValue, cnp_rx) == 12
+        size_of::<PairValue>() == 24 && offset_of!(PairValue, cnp_rx) == 8 && offset_of!(PairValue, sender_qpn) == 16
     );
     assert!(size_of::<RateValue>() == 16 && offset_of!(RateValue, classid) == 8);
     assert!(size_of::<PaceCell>() == 24);

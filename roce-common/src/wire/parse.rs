@@ -1,6 +1,8 @@
 //! The parser: frame in, [`Verdict`] out. It reads nothing past the shorter of the IP and the UDP length, and it never
 //! guesses: what it does not understand it names.
 
+use core::mem::MaybeUninit;
+
 use network_types::{eth::EthHdr, ip::Ipv4Hdr, ip::Ipv6Hdr, udp::UdpHdr, vlan::VlanHdr};
 
 use super::{
@@ -172,6 +174,27 @@ impl Packet {
     }
 }
 
+/// What a frame is when it is not a well-formed RoCEv2 packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Other {
+    /// A RoCEv1 frame.
+    RoceV1,
+    /// Not RoCE: pass it untouched.
+    NotRoce,
+    /// It claims to be RoCEv2 and is not usable.
+    Malformed(Malformed),
+}
+
+impl From<Other> for Verdict {
+    fn from(other: Other) -> Self {
+        match other {
+            Other::RoceV1 => Self::RoceV1,
+            Other::NotRoce => Self::NotRoce,
+            Other::Malformed(reason) => Self::Malformed(reason),
+        }
+    }
+}
+
 /// What a frame is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
@@ -186,89 +209,110 @@ pub enum Verdict {
 }
 
 /// Parses an Ethernet frame.
-#[inline(always)]
 pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Verdict {
     parse_link(frame, Link::Ethernet)
 }
 
 /// Parses a frame whose first byte is what `link` says.
-#[inline(always)]
 pub fn parse_link<B: Bytes + ?Sized>(frame: &B, link: Link) -> Verdict {
-    match walk(frame, link) {
-        Ok(packet) => Verdict::Roce(packet),
-        Err(other) => other,
+    match parse_into(frame, link, &mut MaybeUninit::uninit()) {
+        Ok(packet) => Verdict::Roce(*packet),
+        Err(other) => other.into(),
+    }
+}
+
+/// Parses a frame into `out`, which may be memory too large for the caller's stack.
+///
+/// # Errors
+/// What the frame is when it is not a well-formed RoCEv2 packet; `out` is untouched then.
+#[inline(always)]
+pub fn parse_into<'a, B: Bytes + ?Sized>(
+    frame: &B,
+    link: Link,
+    out: &'a mut MaybeUninit<Packet>,
+) -> Result<&'a mut Packet, Other> {
+    let (ethertype, l3) = match link {
+        Link::Ethernet => network_layer(frame)?,
+        Link::Ip => match take::<B, 1>(frame, 0, Other::NotRoce)?[0] >> 4 {
+            4 => (ETHERTYPE_IPV4, 0),
+            6 => (ETHERTYPE_IPV6, 0),
+            _ => return Err(Other::NotRoce),
+        },
+        Link::Other { ethertype, offset } => (ethertype, offset),
+    };
+    match ethertype {
+        ETHERTYPE_IPV4 => ipv4(frame, l3, out),
+        ETHERTYPE_IPV6 => ipv6(frame, l3, out),
+        ETHERTYPE_ROCEV1 => Err(Other::RoceV1),
+        _ => Err(Other::NotRoce),
+    }
+}
+
+/// The IP destination of an Ethernet frame, whatever it carries: whom a malformed packet was for.
+#[inline(always)]
+pub fn destination<B: Bytes + ?Sized>(frame: &B) -> Option<Addr> {
+    let (ethertype, l3) = network_layer(frame).ok()?;
+    match ethertype {
+        ETHERTYPE_IPV4 => Some(Addr::v4(frame.get(l3 + 16)?)),
+        ETHERTYPE_IPV6 => Some(Addr(frame.get(l3 + 24)?)),
+        _ => None,
     }
 }
 
 /// A missing byte: the frame ended (`ended`) or the capture did.
 #[inline(always)]
-fn short<B: Bytes + ?Sized>(frame: &B, end: usize, ended: Verdict) -> Verdict {
-    if end > frame.wire_len() { ended } else { Verdict::Malformed(Malformed::TruncatedCapture) }
+fn short<B: Bytes + ?Sized>(frame: &B, end: usize, ended: Other) -> Other {
+    if end > frame.wire_len() { ended } else { Other::Malformed(Malformed::TruncatedCapture) }
 }
 
 /// Reads `N` bytes at `offset`, or says why there are none.
 #[inline(always)]
-fn take<B: Bytes + ?Sized, const N: usize>(frame: &B, offset: usize, ended: Verdict) -> Result<[u8; N], Verdict> {
+fn take<B: Bytes + ?Sized, const N: usize>(frame: &B, offset: usize, ended: Other) -> Result<[u8; N], Other> {
     match frame.get::<N>(offset) {
         Some(bytes) => Ok(bytes),
         None => Err(short(frame, offset + N, ended)),
     }
 }
 
-#[inline(always)]
-fn walk<B: Bytes + ?Sized>(frame: &B, link: Link) -> Result<Packet, Verdict> {
-    let (ethertype, l3) = match link {
-        Link::Ethernet => network_layer(frame)?,
-        Link::Ip => match take::<B, 1>(frame, 0, Verdict::NotRoce)?[0] >> 4 {
-            4 => (ETHERTYPE_IPV4, 0),
-            6 => (ETHERTYPE_IPV6, 0),
-            _ => return Err(Verdict::NotRoce),
-        },
-        Link::Other { ethertype, offset } => (ethertype, offset),
-    };
-    match ethertype {
-        ETHERTYPE_IPV4 => ipv4(frame, l3),
-        ETHERTYPE_IPV6 => ipv6(frame, l3),
-        ETHERTYPE_ROCEV1 => Err(Verdict::RoceV1),
-        _ => Err(Verdict::NotRoce),
-    }
-}
-
 /// EtherType and offset behind the Ethernet header and at most two VLAN tags.
 #[inline(always)]
-fn network_layer<B: Bytes + ?Sized>(frame: &B) -> Result<(u16, usize), Verdict> {
-    let mut ethertype = u16::from_be_bytes(take(frame, EthHdr::LEN - 2, Verdict::NotRoce)?);
+fn network_layer<B: Bytes + ?Sized>(frame: &B) -> Result<(u16, usize), Other> {
+    let mut ethertype = u16::from_be_bytes(take(frame, EthHdr::LEN - 2, Other::NotRoce)?);
     let mut offset = EthHdr::LEN;
     for _ in 0..2 {
         if ethertype != ETHERTYPE_VLAN && ethertype != ETHERTYPE_QINQ {
             break;
         }
-        ethertype = u16::from_be_bytes(take(frame, offset + 2, Verdict::NotRoce)?);
+        ethertype = u16::from_be_bytes(take(frame, offset + 2, Other::NotRoce)?);
         offset += VlanHdr::LEN;
     }
     Ok((ethertype, offset))
 }
 
 #[inline(always)]
-fn ipv4<B: Bytes + ?Sized>(frame: &B, l3: usize) -> Result<Packet, Verdict> {
-    let h: [u8; Ipv4Hdr::LEN] = take(frame, l3, Verdict::NotRoce)?;
+fn ipv4<'a, B: Bytes + ?Sized>(
+    frame: &B,
+    l3: usize,
+    out: &'a mut MaybeUninit<Packet>,
+) -> Result<&'a mut Packet, Other> {
+    let h: [u8; Ipv4Hdr::LEN] = take(frame, l3, Other::NotRoce)?;
     let header_len = usize::from(h[0] & 0x0f) * 4;
     if h[0] >> 4 != 4 || header_len < Ipv4Hdr::LEN || h[9] != IPPROTO_UDP {
-        return Err(Verdict::NotRoce);
+        return Err(Other::NotRoce);
     }
     let l4 = l3 + header_len;
     let fragment = u16::from_be_bytes([h[6], h[7]]) & IPV4_FRAGMENT_MASK;
     if fragment & 0x1fff != 0 {
         // Not the first fragment: it has no ports, so it may belong to anything.
-        return Err(Verdict::Malformed(Malformed::UdpFragment));
+        return Err(Other::Malformed(Malformed::UdpFragment));
     }
     let udp = udp(frame, l4)?;
     if fragment != 0 {
-        return Err(Verdict::Malformed(Malformed::UdpFragment));
+        return Err(Other::Malformed(Malformed::UdpFragment));
     }
     let total_len = usize::from(u16::from_be_bytes([h[2], h[3]]));
     if total_len < header_len {
-        return Err(Verdict::Malformed(Malformed::BadLength));
+        return Err(Other::Malformed(Malformed::BadLength));
     }
     let base = Base {
         ip: IpVersion::V4,
@@ -279,15 +323,19 @@ fn ipv4<B: Bytes + ?Sized>(frame: &B, l3: usize) -> Result<Packet, Verdict> {
         tos: h[1],
         ip_payload: total_len - header_len,
     };
-    transport(frame, &base, udp)
+    transport(frame, &base, udp, out)
 }
 
 #[inline(always)]
-fn ipv6<B: Bytes + ?Sized>(frame: &B, l3: usize) -> Result<Packet, Verdict> {
-    let h: [u8; 8] = take(frame, l3, Verdict::NotRoce)?;
+fn ipv6<'a, B: Bytes + ?Sized>(
+    frame: &B,
+    l3: usize,
+    out: &'a mut MaybeUninit<Packet>,
+) -> Result<&'a mut Packet, Other> {
+    let h: [u8; 8] = take(frame, l3, Other::NotRoce)?;
     // An extension header hides the UDP header from RoCE hardware and from us alike: passed, not RoCE.
     if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
-        return Err(Verdict::NotRoce);
+        return Err(Other::NotRoce);
     }
     let l4 = l3 + Ipv6Hdr::LEN;
     let udp = udp(frame, l4)?;
@@ -295,12 +343,12 @@ fn ipv6<B: Bytes + ?Sized>(frame: &B, l3: usize) -> Result<Packet, Verdict> {
         ip: IpVersion::V6,
         l3,
         l4,
-        src: Addr(take(frame, l3 + 8, Verdict::NotRoce)?),
-        dst: Addr(take(frame, l3 + 24, Verdict::NotRoce)?),
+        src: Addr(take(frame, l3 + 8, Other::NotRoce)?),
+        dst: Addr(take(frame, l3 + 24, Other::NotRoce)?),
         tos: h[0] << 4 | h[1] >> 4,
         ip_payload: usize::from(u16::from_be_bytes([h[4], h[5]])),
     };
-    transport(frame, &base, udp)
+    transport(frame, &base, udp, out)
 }
 
 /// What the IP header told.
@@ -321,18 +369,23 @@ struct Udp {
 
 /// The UDP header when it is for us.
 #[inline(always)]
-fn udp<B: Bytes + ?Sized>(frame: &B, l4: usize) -> Result<Udp, Verdict> {
-    let h: [u8; 6] = take(frame, l4, Verdict::NotRoce)?;
+fn udp<B: Bytes + ?Sized>(frame: &B, l4: usize) -> Result<Udp, Other> {
+    let h: [u8; 6] = take(frame, l4, Other::NotRoce)?;
     if u16::from_be_bytes([h[2], h[3]]) != UDP_PORT {
-        return Err(Verdict::NotRoce);
+        return Err(Other::NotRoce);
     }
     Ok(Udp { src_port: u16::from_be_bytes([h[0], h[1]]), len: usize::from(u16::from_be_bytes([h[4], h[5]])) })
 }
 
 #[inline(always)]
-fn transport<B: Bytes + ?Sized>(frame: &B, base: &Base, udp: Udp) -> Result<Packet, Verdict> {
+fn transport<'a, B: Bytes + ?Sized>(
+    frame: &B,
+    base: &Base,
+    udp: Udp,
+    out: &'a mut MaybeUninit<Packet>,
+) -> Result<&'a mut Packet, Other> {
     use Malformed::{BadLength, BadVersion, PadBeyondPayload, ReadTooLong, TruncatedHeader, UnknownOpcode};
-    let bad = |reason| Err(Verdict::Malformed(reason));
+    let bad = |reason| Err(Other::Malformed(reason));
     if udp.len > base.ip_payload || base.l4 + udp.len > frame.wire_len() {
         return bad(BadLength);
     }
@@ -340,7 +393,7 @@ fn transport<B: Bytes + ?Sized>(frame: &B, base: &Base, udp: Udp) -> Result<Pack
         return bad(TruncatedHeader);
     }
     let at = base.l4 + UdpHdr::LEN;
-    let ended = Verdict::Malformed(TruncatedHeader);
+    let ended = Other::Malformed(TruncatedHeader);
     let h: [u8; BTH_LEN] = take(frame, at, ended)?;
     if h[1] & 0x0f != 0 {
         return bad(BadVersion);
@@ -408,7 +461,7 @@ fn transport<B: Bytes + ?Sized>(frame: &B, base: &Base, udp: Udp) -> Result<Pack
         }
         None => None,
     };
-    Ok(Packet {
+    Ok(out.write(Packet {
         ip: base.ip,
         l3_offset: base.l3 as u16,
         l4_offset: base.l4 as u16,
@@ -422,7 +475,7 @@ fn transport<B: Bytes + ?Sized>(frame: &B, base: &Base, udp: Udp) -> Result<Pack
         reth,
         deth,
         payload_len: payload_len as u16,
-    })
+    }))
 }
 
 /// Whether the opcode may have a payload of this length: none, some, exactly eight bytes, always padded to four.
