@@ -227,9 +227,9 @@ impl Tracker {
         }
         self.state &= !READ_PENDING;
         if d > 0 {
-            self.advance(d as u32, if starts { Mark::PASSED } else { Mark::HOLE });
+            self.advance(d as u32, if starts { Mark::Passed } else { Mark::Hole });
         }
-        self.advance(span, Mark::PASSED);
+        self.advance(span, Mark::Passed);
         self.note_pending_read(p);
         if first {
             Outcome::First
@@ -258,7 +258,7 @@ impl Tracker {
         let skipped = p.psn.wrapping_sub(self.run_cursor) & 0xff_ffff;
         if skipped != 0 {
             self.run_skipped += skipped;
-            self.ring.mark(self.run_cursor, skipped, Mark::SKIPPED_AGAIN);
+            self.ring.mark(self.run_cursor, skipped, Mark::SkippedAgain);
         }
         let inside = if span < back { span } else { back };
         if self.notes & NAK_NOTED != 0 && self.nak_psn.wrapping_sub(p.psn) & 0xff_ffff < inside {
@@ -267,7 +267,7 @@ impl Tracker {
                 self.state |= RUN_ASKED_FOR;
             }
         }
-        let filled = self.ring.mark(p.psn, inside, Mark::PASSED);
+        let filled = self.ring.mark(p.psn, inside, Mark::Passed);
         self.run_packets += 1;
         self.run_filled += filled;
         if filled == 0 {
@@ -279,7 +279,7 @@ impl Tracker {
             self.end_run();
             if span > back {
                 self.state &= !READ_PENDING;
-                self.advance(span - back, Mark::PASSED);
+                self.advance(span - back, Mark::Passed);
             }
         }
         if filled == 0 { Outcome::Duplicate } else { Outcome::Filled(filled) }
@@ -323,7 +323,7 @@ impl Tracker {
         }
         self.end_run();
         // The old place's holes are out of the window now.
-        let holes = self.ring.mark(0, WINDOW, Mark::PASSED);
+        let holes = self.ring.mark(0, WINDOW, Mark::Passed);
         self.lost += u64::from(holes);
         self.discontinuities += 1;
         self.state = STARTED;
@@ -407,7 +407,7 @@ impl Tracker {
         }
         self.state &= !READ_PENDING;
         if ahead > 0 {
-            self.advance(ahead as u32, Mark::PASSED);
+            self.advance(ahead as u32, Mark::Passed);
         }
     }
 
