@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsStr,
-    io::{self, BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     os::{
         fd::AsFd as _,
         unix::process::{CommandExt as _, ExitStatusExt as _},
@@ -112,7 +112,7 @@ fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
 }
 
 /// The exit code of a program as a shell reports it.
-pub(crate) fn code(status: ExitStatus) -> u8 {
+fn code(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(1)
 }
@@ -177,7 +177,20 @@ pub(crate) fn run_lines(
     Ok((!late).then(|| code(status)))
 }
 
-/// Runs a program for its stdout; its stderr is shown only when it fails.
+/// Returns the stdout of a program without which there is no going on; its stderr is ours.
+pub(crate) fn must_output(command: &mut Command) -> Result<Vec<u8>, Stop> {
+    let mut child = spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()), |pid| pid)?;
+    let mut output = Vec::new();
+    let read = child.stdout.take().map_or(Ok(0), |mut stdout| stdout.read_to_end(&mut output));
+    let status = wait(&mut child)?;
+    if !status.success() {
+        return Err(Stop::Child(code(status)));
+    }
+    read.context("reading the output of a program")?;
+    Ok(output)
+}
+
+/// Runs a short program for its stdout; its stderr is shown only when it fails.
 pub(crate) fn capture(command: &mut Command) -> anyhow::Result<Vec<u8>> {
     let output = command.stdin(Stdio::null()).output().map_err(|e| not_started(command, &e))?;
     if output.status.success() {

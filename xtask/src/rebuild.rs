@@ -9,7 +9,6 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
     io,
     path::{Path, PathBuf},
-    process::Stdio,
 };
 
 use anyhow::{Context as _, anyhow};
@@ -110,18 +109,12 @@ fn remove_others(dir: &Path, wanted: &BTreeSet<PathBuf>) -> anyhow::Result<()> {
 /// Has cargo bring roce-user up to date, and returns the object that it embeds. A check is enough: it runs the build
 /// script, which builds the object.
 fn build(workspace: &Path, target: &Path) -> Result<Vec<u8>, Stop> {
-    let output = project::cargo_in(workspace)
+    let mut cargo = project::cargo_in(workspace);
+    cargo
         .args(["check", "--quiet", "-p", "roce-user", "--lib", "--message-format=json-render-diagnostics"])
-        .env("CARGO_TARGET_DIR", target)
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cargo cannot be started")?;
-    if !output.status.success() {
-        return Err(Stop::Child(exec::code(output.status)));
-    }
+        .env("CARGO_TARGET_DIR", target);
+    let output = exec::must_output(&mut cargo)?;
     let dir = output
-        .stdout
         .split(|&b| b == b'\n')
         .filter_map(|line| serde_json::from_slice::<Value>(line).ok())
         .find_map(|message| out_dir(&message))

@@ -5,7 +5,7 @@ use std::{
     fmt,
     io::{self, Write as _},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -220,18 +220,9 @@ impl Executable {
 
 /// Builds the tests that the cargo command names.
 fn executables(cargo: &mut Command) -> Result<Vec<Executable>, Stop> {
-    let output = cargo
-        .args(["--no-run", "--message-format=json-render-diagnostics"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cargo cannot be started")?;
-    if !output.status.success() {
-        return Err(Stop::Child(exec::code(output.status)));
-    }
-    let messages = output.stdout.split(|&b| b == b'\n').filter(|line| !line.is_empty());
+    let output = exec::must_output(cargo.args(["--no-run", "--message-format=json-render-diagnostics"]))?;
     let mut found = Vec::new();
-    for message in messages {
+    for message in output.split(|&b| b == b'\n').filter(|line| !line.is_empty()) {
         let message = serde_json::from_slice(message).context("reading cargo's messages")?;
         found.extend(Executable::from_message(&message));
     }
