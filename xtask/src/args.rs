@@ -20,15 +20,15 @@ Every verb first makes sure of what it needs, says what it installs, and names w
   help                      this text
 
 lab options (their meaning and defaults: cargo xtask run --help)
-  --senders N  --qps N  --link RATE  --queue N  --time S  --pmtu N  --json
+  --senders N  --qps N  --link RATE  --queue N  --time S  --pmtu N  --timeout N  --ipv6  --json
 
 exit codes: those of the program that was run; 1 a test or check failed; 2 wrong usage or environment
 ";
 
 /// Options of the lab that take a value.
-const LAB_VALUES: [&str; 6] = ["--senders", "--qps", "--link", "--queue", "--time", "--pmtu"];
+const LAB_VALUES: [&str; 7] = ["--senders", "--qps", "--link", "--queue", "--time", "--pmtu", "--timeout"];
 /// Options of the lab that take none.
-const LAB_FLAGS: [&str; 3] = ["--json", "--help", "-h"];
+const LAB_FLAGS: [&str; 4] = ["--json", "--ipv6", "--help", "-h"];
 
 /// A test tier of `cargo xtask test`, in the order in which they run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -133,7 +133,7 @@ fn run(rest: &[OsString]) -> Result<Verb, String> {
             return Err(format!(
                 "`{text}` is no option of the lab ({} {}); options of `roce run` stand behind `--`",
                 LAB_VALUES.join(" "),
-                LAB_FLAGS[0]
+                LAB_FLAGS[..2].join(" ")
             ));
         }
     }
