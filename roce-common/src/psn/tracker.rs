@@ -436,6 +436,13 @@ impl Tracker {
         }
     }
 
+    /// How many PSNs `packet` takes by what is known now; `None` for a READ request under an unknown path MTU.
+    pub fn psns_of(&self, packet: &Packet) -> Option<u32> {
+        let p = Observed::from(packet);
+        let unknown = p.has(Observed::READ) && self.pmtu_shift == 0 && p.dma_len > 1 << LEAST_SHIFT;
+        (!unknown).then(|| self.span(&p))
+    }
+
     /// One past the serially highest PSN that passed.
     #[inline(always)]
     pub const fn next(&self) -> Psn {
