@@ -1,1 +1,3 @@
-//! The lab.
+//! The lab: network namespaces, a software RC endpoint, a replayer, and the main job built from them.
+
+pub mod endpoint;
