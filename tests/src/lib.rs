@@ -1,3 +1,6 @@
 //! The lab: network namespaces, a software RC endpoint, a replayer, and the main job built from them.
 
 pub mod endpoint;
+pub mod lab;
+pub mod run;
+pub mod units;

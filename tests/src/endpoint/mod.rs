@@ -3,17 +3,23 @@
 //! [`Qp`] is the protocol alone; [`Host`] gives queue pairs a network namespace, packet sockets and threads.
 
 mod config;
+mod connect;
+mod host;
 pub mod memory;
 mod opcodes;
 mod qp;
 mod requester;
 mod responder;
+mod socket;
 mod stats;
 #[cfg(test)]
 mod tests;
 
 pub use config::{MAX_READS, MAX_UNASKED, Message, Op, QpConfig, Rnr, Traffic, WINDOW, ack_timeout, rnr_time};
+pub use connect::{Connection, connect};
+pub use host::{Clock, Host, HostStats, Lose, QpHandle};
 pub use qp::Qp;
+pub use socket::{Receiver, Sender, Sent};
 pub use stats::{QpStats, SLOT, Series, jain};
 
 use roce_common::wire::Packet;

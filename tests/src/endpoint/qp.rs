@@ -89,6 +89,11 @@ impl Qp {
         self.requester.is_done() && !self.responder.has_answers()
     }
 
+    /// Whether [`Qp::next_frame`] may have something now.
+    pub fn has_work(&self) -> bool {
+        self.responder.has_answers() || self.requester.may_send()
+    }
+
     /// Begins no further message; those under way go on.
     pub fn stop_requesting(&mut self) {
         self.requester.stop();

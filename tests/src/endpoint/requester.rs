@@ -99,6 +99,12 @@ impl Requester {
         !self.stopping && !self.traffic.messages.is_empty() && self.traffic.rounds.is_none_or(|n| self.round < n)
     }
 
+    /// Whether the window is open and there is something to send.
+    pub(super) fn may_send(&self) -> bool {
+        let open = self.need_retry || self.next.diff(self.una) < WINDOW as i32;
+        open && self.rnr_until.is_none() && (self.next.diff(self.high) < 0 || self.need_retry || self.has_more())
+    }
+
     fn outstanding(&self) -> bool {
         self.high.diff(self.una) > 0
     }
