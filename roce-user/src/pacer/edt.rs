@@ -4,12 +4,13 @@ use std::{collections::HashSet, io};
 
 use anyhow::{Context as _, Result, bail};
 use roce_common::{
-    abi::{PeerQp, RateValue},
+    abi::{self, PeerQp, RateValue},
     units::{Nanos, Rate},
 };
 
 use super::{Pacer, ROOT_HANDLE, is_default, is_ours, refuse_foreign, remove_root};
 use crate::{
+    config,
     dataplane::Maps,
     netlink::{LinkInfo, Netlink},
 };
@@ -42,7 +43,7 @@ impl Edt {
         if root.as_ref().is_some_and(|q| q.kind == "fq") {
             return Ok(Self { ifindex, made_root: is_ours(root.as_ref()), draining: HashSet::new() });
         }
-        refuse_foreign(name, root.as_ref())?;
+        refuse_foreign(name, root.as_ref(), Some(config::Pacer::Edt))?;
         debug_assert!(is_default(root.as_ref()) || is_ours(root.as_ref()), "refuse_foreign lets nothing else pass");
         match netlink.add_fq_root(ifindex, ROOT_HANDLE, &OPTIONS) {
             Ok(()) => Ok(Self { ifindex, made_root: true, draining: HashSet::new() }),
@@ -57,6 +58,10 @@ impl Edt {
 impl Pacer for Edt {
     fn name(&self) -> &'static str {
         "edt"
+    }
+
+    fn kind(&self) -> abi::Pacer {
+        abi::Pacer::Edt
     }
 
     fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()> {

@@ -13,12 +13,13 @@ use aya::{
 };
 use netlink_packet_route::tc::TcHandle;
 use roce_common::{
-    abi::{PeerQp, RateValue},
+    abi::{self, PeerQp, RateValue},
     units::{Nanos, Rate},
 };
 
 use super::{Pacer, ROOT_HANDLE, refuse_foreign, remove_root};
 use crate::{
+    config,
     dataplane::{Maps, QDISC_MAJOR},
     netlink::{LinkInfo, Netlink},
 };
@@ -70,7 +71,7 @@ impl Htb {
         let mut netlink = Netlink::open()?;
         let name = &link.name;
         let root = netlink.root_qdisc(link.index)?;
-        refuse_foreign(name, root.as_ref())?;
+        refuse_foreign(name, root.as_ref(), Some(config::Pacer::Htb))?;
         match netlink.add_htb_root(link.index, ROOT_HANDLE, DIRECT_PACKETS) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -140,6 +141,10 @@ fn attach_filter(name: &str, ebpf: &mut Ebpf) -> Result<SchedClassifierLink> {
 impl Pacer for Htb {
     fn name(&self) -> &'static str {
         "htb"
+    }
+
+    fn kind(&self) -> abi::Pacer {
+        abi::Pacer::Htb
     }
 
     fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()> {

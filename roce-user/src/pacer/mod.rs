@@ -14,7 +14,7 @@ use std::{io, thread, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use netlink_packet_route::tc::TcHandle;
 use roce_common::{
-    abi::PeerQp,
+    abi::{self, PeerQp},
     units::{Nanos, Rate},
 };
 
@@ -22,6 +22,7 @@ pub use edt::Edt;
 pub use htb::Htb;
 
 use crate::{
+    config,
     dataplane::{Maps, QDISC_MAJOR},
     netlink::{Netlink, Qdisc, ROOT},
 };
@@ -33,6 +34,9 @@ pub const ROOT_HANDLE: TcHandle = TcHandle { major: QDISC_MAJOR, minor: 0 };
 pub trait Pacer {
     /// The name shown to the user.
     fn name(&self) -> &'static str;
+
+    /// What the egress program has to do for it.
+    fn kind(&self) -> abi::Pacer;
 
     /// Paces the packets of `key` at `rate`, frame bytes per second.
     ///
@@ -68,6 +72,10 @@ impl Pacer for Off {
         "off"
     }
 
+    fn kind(&self) -> abi::Pacer {
+        abi::Pacer::Off
+    }
+
     fn set_rate(&mut self, _: &mut Maps, _: PeerQp, _: Rate) -> Result<()> {
         Ok(())
     }
@@ -95,17 +103,22 @@ pub(crate) fn is_default(root: Option<&Qdisc>) -> bool {
     root.is_none_or(|q| q.handle.major == 0)
 }
 
-/// Refuses to replace a root qdisc that somebody made.
-fn refuse_foreign(name: &str, root: Option<&Qdisc>) -> Result<()> {
-    match root {
-        Some(q) if !is_default(root) && !is_ours(root) => bail!(
-            "{name}: its root qdisc {} {:x}: was set up by somebody and is not replaced: remove it (tc qdisc del dev {name} root), or use --pacer off{}",
-            q.kind,
-            q.handle.major,
-            if q.kind == "fq" { " or --pacer edt" } else { "" }
-        ),
-        _ => Ok(()),
+/// Refuses to replace a root qdisc that somebody made. Somebody's fq is used by EDT as it is.
+///
+/// # Errors
+/// Names the qdisc and the ways out.
+pub fn refuse_foreign(name: &str, root: Option<&Qdisc>, wish: Option<config::Pacer>) -> Result<()> {
+    let Some(q) = root else { return Ok(()) };
+    let usable = q.kind == "fq" && wish != Some(config::Pacer::Htb);
+    if is_default(root) || is_ours(root) || usable {
+        return Ok(());
     }
+    bail!(
+        "{name}: its root qdisc {} {:x}: was set up by somebody and is not replaced: use --pacer off{}, or remove it (tc qdisc del dev {name} root)",
+        q.kind,
+        q.handle.major,
+        if q.kind == "fq" { " or --pacer edt" } else { "" }
+    )
 }
 
 /// Removes our root qdisc. What waits in its classes leaves first, at full speed: deleting a class drops its packets.
