@@ -22,6 +22,7 @@ fn local(qpn: u32) -> LocalQp {
     LocalQp { ifindex: IF, qpn: Qpn::new(qpn) }
 }
 
+#[expect(clippy::too_many_arguments, reason = "the fields of an event")]
 fn event(
     kind: EventKind,
     direction: Direction,

@@ -22,7 +22,7 @@ pub use self::{
 /// What the shell has to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// Tell the kernel side of a pair.
+    /// Tell the kernel side of a pair: a new entry whose CNP count starts at 0.
     AddPair {
         /// The local queue pair.
         local: LocalQp,
