@@ -1,6 +1,6 @@
 //! From settings to a running agent.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::{collections::HashMap, io, os::fd::AsRawFd, path::PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::maps::{MapData, RingBuf};
@@ -179,13 +179,18 @@ pub(super) fn local_addresses() -> Result<Vec<Addr>> {
 fn ring(attachment: &mut Attachment, name: &str) -> Result<AsyncFd<RingBuf<MapData>>> {
     let map = attachment.ebpf.take_map(name).ok_or_else(|| anyhow!("the BPF object has no map {name}"))?;
     let ring = RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))?;
-    AsyncFd::with_interest(ring, Interest::READABLE).with_context(|| format!("cannot wait for {name}"))
+    wait_on(ring).with_context(|| format!("cannot wait for {name}"))
+}
+
+fn wait_on<T: AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: both kinds of `inner` own their descriptor and keep it open and the same until they are dropped.
+    unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) }.map_err(io::Error::from)
 }
 
 /// Development messages of the BPF programs go to the log; they are not needed for anything else.
 fn start_logger(attachment: &mut Attachment) -> Option<AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>> {
     match aya_log::EbpfLogger::init(&mut attachment.ebpf) {
-        Ok(logger) => AsyncFd::with_interest(logger, Interest::READABLE).ok(),
+        Ok(logger) => wait_on(logger).ok(),
         Err(error) => {
             log::debug!("no development messages from the BPF programs: {error}");
             None

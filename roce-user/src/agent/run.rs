@@ -7,10 +7,9 @@ use aya::maps::{MapData, RingBuf};
 use roce_common::{
     abi::{Counter, Direction, Event, EventKind, PairKey, PeerQp, Space},
     psn::Psn,
-    units::{Addr, Nanos},
+    units::{Addr, Nanos, Rate},
 };
 use tokio::{
-    io::unix::AsyncFd,
     sync::watch,
     time::{self, Instant, MissedTickBehavior},
 };
@@ -21,6 +20,7 @@ use crate::{
     control::{Command, LocalQp},
     dataplane::Maps,
     netlink::Netlink,
+    pacer::Pacer,
 };
 
 /// How often the BPF programs are told that the controller is alive.
@@ -122,7 +122,8 @@ impl Agent {
                 }
             }
             for command in commands.drain(..) {
-                let notice = carry_out(command, &mut self.attachment.maps, self.pacer.as_mut())?;
+                let line = self.plan.settings.link_rate;
+                let notice = carry_out(command, &mut self.attachment.maps, self.pacer.as_mut(), line)?;
                 if let Some(text) = notice {
                     output.borrow_mut().notice(&self.plan.link.name, &text)?;
                 }
@@ -225,7 +226,7 @@ fn pair_keys(local: LocalQp, local_addr: Addr, peer: Addr, remote: roce_common::
 }
 
 /// Carries out a command; what the user should know is handed back.
-fn carry_out(command: Command, maps: &mut Maps, pacer: &mut dyn crate::pacer::Pacer) -> Result<Option<String>> {
+fn carry_out(command: Command, maps: &mut Maps, pacer: &mut dyn Pacer, line: Rate) -> Result<Option<String>> {
     match command {
         Command::AddPair { local, local_addr, peer, remote } => {
             for (key, sender) in pair_keys(local, local_addr, peer, remote) {
@@ -238,7 +239,14 @@ fn carry_out(command: Command, maps: &mut Maps, pacer: &mut dyn crate::pacer::Pa
             }
         }
         Command::SetRate { key, rate, .. } => pacer.set_rate(maps, key, rate)?,
-        Command::Release { key, .. } | Command::ClearRate { key, .. } => pacer.release(maps, key)?,
+        Command::Release { key, .. } => pacer.release(maps, key)?,
+        Command::ClearRate { key, .. } => {
+            // What the limiter holds leaves in order first.
+            if maps.rate(key).is_some() {
+                pacer.set_rate(maps, key, line)?;
+                pacer.release(maps, key)?;
+            }
+        }
         Command::Notice(notice) => return Ok(Some(format!("{}: {notice}", notice.name()))),
     }
     Ok(None)

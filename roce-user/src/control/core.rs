@@ -408,16 +408,16 @@ impl Core {
     fn follow_pairs(&mut self, out: &mut Vec<Command>) {
         for change in self.pairs.take_changes() {
             match change {
-                Change::Added(Pair { local, peer, remote, .. }) => {
+                Change::Added(Pair { local, local_addr, peer, remote, .. }) => {
                     self.cnps.insert(local, CnpCount::default());
-                    out.push(Command::AddPair { local, peer, remote });
+                    out.push(Command::AddPair { local, local_addr, peer, remote });
                 }
-                Change::Removed(Pair { local, peer, remote, .. }) => {
+                Change::Removed(Pair { local, local_addr, peer, remote, .. }) => {
                     self.cnps.remove(&local);
                     if let Some(key) = self.forget_limiter(local) {
                         out.push(Command::ClearRate { key, local });
                     }
-                    out.push(Command::RemovePair { local, peer, remote });
+                    out.push(Command::RemovePair { local, local_addr, peer, remote });
                 }
             }
         }

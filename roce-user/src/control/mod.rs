@@ -1,5 +1,5 @@
 //! The controller: what happened and what time it is go in, commands come out. It reads no clock, opens no socket and
-//! touches no map; the dataplane and the pacers carry the commands out through [`RateSink`] and [`PairSink`].
+//! touches no map; the agent carries the commands out by the dataplane and the pacers.
 //!
 //! | file | what |
 //! |---|---|
@@ -26,6 +26,8 @@ pub enum Command {
     AddPair {
         /// The local queue pair.
         local: LocalQp,
+        /// Its address.
+        local_addr: Addr,
         /// The peer's address.
         peer: Addr,
         /// The peer's QPN.
@@ -35,6 +37,8 @@ pub enum Command {
     RemovePair {
         /// The local queue pair.
         local: LocalQp,
+        /// Its address.
+        local_addr: Addr,
         /// The peer's address.
         peer: Addr,
         /// The peer's QPN.
@@ -112,38 +116,5 @@ impl std::fmt::Display for Notice {
                 write!(f, "all {limit} limiters are in use: further queue pairs are not paced")
             }
         }
-    }
-}
-
-/// Who paces: the rate map of the EDT pacer, HTB classes.
-pub trait RateSink {
-    /// See [`Command::SetRate`].
-    fn set_rate(&mut self, key: PeerQp, local: LocalQp, rate: Rate) -> anyhow::Result<()>;
-    /// See [`Command::Release`].
-    fn release(&mut self, key: PeerQp, local: LocalQp) -> anyhow::Result<()>;
-    /// See [`Command::ClearRate`].
-    fn clear_rate(&mut self, key: PeerQp, local: LocalQp) -> anyhow::Result<()>;
-}
-
-/// Who tells the kernel side of pairs.
-pub trait PairSink {
-    /// See [`Command::AddPair`].
-    fn add_pair(&mut self, local: LocalQp, peer: Addr, remote: Qpn) -> anyhow::Result<()>;
-    /// See [`Command::RemovePair`].
-    fn remove_pair(&mut self, local: LocalQp, peer: Addr, remote: Qpn) -> anyhow::Result<()>;
-}
-
-impl Command {
-    /// Carries the command out; a notice is handed back.
-    pub fn carry_out(self, rates: &mut dyn RateSink, pairs: &mut dyn PairSink) -> anyhow::Result<Option<Notice>> {
-        match self {
-            Self::AddPair { local, peer, remote } => pairs.add_pair(local, peer, remote)?,
-            Self::RemovePair { local, peer, remote } => pairs.remove_pair(local, peer, remote)?,
-            Self::SetRate { key, local, rate } => rates.set_rate(key, local, rate)?,
-            Self::Release { key, local } => rates.release(key, local)?,
-            Self::ClearRate { key, local } => rates.clear_rate(key, local)?,
-            Self::Notice(notice) => return Ok(Some(notice)),
-        }
-        Ok(None)
     }
 }

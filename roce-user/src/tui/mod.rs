@@ -96,7 +96,7 @@ pub fn table(
 ///
 /// # Errors
 /// The terminal is gone.
-pub fn draw<'a>(tables: impl Iterator<Item = &'a String>, news: &[String]) -> Result<()> {
+pub fn draw<'a>(tables: impl Iterator<Item = &'a String>, news: &'a [String]) -> Result<()> {
     let (width, height) = size().map_or((200, ROWS), |(w, h)| (usize::from(w), usize::from(h)));
     let mut out = io::stdout().lock();
     queue!(out, Clear(ClearType::All), MoveTo(0, 0))?;
