@@ -2,5 +2,6 @@
 
 pub mod endpoint;
 pub mod lab;
+pub mod replay;
 pub mod run;
 pub mod units;
