@@ -121,10 +121,7 @@ fn read_pcapng(file: File) -> Result<Vec<Frame>> {
                 // pcap-file 2.0 hands out the raw tick count as nanoseconds.
                 let raw = packet.timestamp.as_nanos();
                 let nanos = raw * 1_000_000_000 / u128::from(ticks);
-                frames.push(Frame {
-                    at: Duration::from_nanos(nanos as u64),
-                    bytes: packet.data.into_owned(),
-                });
+                frames.push(Frame { at: Duration::from_nanos(nanos as u64), bytes: packet.data.into_owned() });
             }
             _ => {}
         }
@@ -151,9 +148,8 @@ fn ticks_per_second(interface: &InterfaceDescriptionBlock<'_>) -> u64 {
 /// Without CAP_NET_RAW, or when the interface is gone.
 pub fn replay(port: &Port, frames: &[Frame], pace: Pace, macs: Macs) -> Result<Replayed> {
     let longest = frames.iter().map(|f| f.bytes.len()).max().unwrap_or(0);
-    let sender = port
-        .ns
-        .run(|| Sender::open(port.index, longest).with_context(|| format!("cannot send on {}", port.name)))?;
+    let sender =
+        port.ns.run(|| Sender::open(port.index, longest).with_context(|| format!("cannot send on {}", port.name)))?;
     let start = Instant::now();
     let mut done = Replayed::default();
     for frame in frames {
