@@ -1,8 +1,9 @@
 //! Keeps frames in order on a veth.
 //!
-//! A veth hands frames to the backlog of whichever CPU sent them. When a sending thread or a shaper's timer moves to
-//! another CPU, later frames overtake earlier ones there, which no cable does and every RC queue pair takes for loss.
-//! Receive packet steering to one CPU per interface gives all frames one backlog.
+//! A veth hands frames to the backlog of whichever CPU sent them. Behind a shaper that is now the CPU of a sending thread,
+//! now that of the shaper's timer, and later frames overtake earlier ones: no cable does that, and an RC queue pair takes
+//! it for loss (seen at 200 Mb/s with two queue pairs: 6 to 17 NAKs in 3 s, in every run). Receive packet steering to one
+//! CPU per interface gives all frames one backlog.
 
 use anyhow::{Context, Result};
 use nix::{

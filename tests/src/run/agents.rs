@@ -304,6 +304,17 @@ impl Agents {
     }
 }
 
+impl Drop for Agents {
+    fn drop(&mut self) {
+        // All at once; each one's own drop then waits for it.
+        for agent in self.all() {
+            if matches!(agent.child.try_wait(), Ok(None)) {
+                let _ = agent.signal(Signal::SIGINT);
+            }
+        }
+    }
+}
+
 /// A counter of both directions.
 fn both(value: &Value, name: &str) -> u64 {
     ["ingress", "egress"].iter().filter_map(|d| value["counters"][*d][name].as_u64()).sum()
