@@ -8,7 +8,7 @@ use std::{
 
 use roce_tests::{
     endpoint::{
-        Clock, Connection, Host, HostStats, Message, Op, QpHandle, Rnr, SLOT, Traffic, ack_timeout, connect, loss,
+        Clock, Connection, Host, HostStats, Message, Op, QpHandle, Rnr, SLOT, Traffic, ack_timeout, connect, jain, loss,
     },
     lab::{Bottleneck, HostPort, LEAF, Pair, QueueReader, Sampler, Star, mtu_for, privileged, shape, transit},
     replay::{self, Macs, Pace},
@@ -153,6 +153,44 @@ fn an_incast_overflows_a_short_queue_and_everything_arrives_in_the_end() {
     let drops = port.ns.run(|| QueueReader::open(port.index, LEAF)?.read()).unwrap().drops;
     println!("{drops} drops, {retransmitted} retransmitted");
     assert!(drops > 0 && retransmitted > 0, "{drops} drops, {retransmitted} retransmitted");
+}
+
+/// What the loop has to reach: senders held just below their share lose nothing in the queue that overflows otherwise.
+#[test]
+fn senders_held_to_their_share_lose_nothing_at_the_switch() {
+    needs_root!();
+    let star = Star::new(4, 1500, Some(Bottleneck { bits_per_sec: 100_000_000, queue: 64 })).unwrap();
+    for sender in &star.senders {
+        shape(&sender.port, Bottleneck { bits_per_sec: 24_000_000, queue: 1000 }).unwrap();
+    }
+    let clock = Clock::start();
+    let mut receiver = Host::start(&star.receiver.port, clock).unwrap();
+    let mut hosts = Vec::new();
+    let mut handles = Vec::new();
+    let begin = Instant::now();
+    for (i, port) in (0u32..).zip(&star.senders) {
+        let mut host = Host::start(&port.port, clock).unwrap();
+        let connection = Connection {
+            qpn_b: 0x80 + i,
+            timeout: ack_timeout(16),
+            traffic_a: Traffic::endless(Message::new(Op::Write, 65_536)),
+            ..Connection::default()
+        };
+        handles.push(connect((&mut host, port), (&mut receiver, &star.receiver), &connection).unwrap());
+        hosts.push(host);
+    }
+    thread::sleep(Duration::from_secs(3));
+    let seconds = begin.elapsed().as_secs_f64();
+    let rates: Vec<f64> = handles.iter().map(|(_, b)| b.stats().accepted_bytes as f64 * 8.0 / seconds).collect();
+    let port = &star.receiver_port;
+    let drops = port.ns.run(|| QueueReader::open(port.index, LEAF)?.read()).unwrap().drops;
+    println!("{rates:.0?}, Jain {:.5}", jain(&rates));
+    for (a, b) in &handles {
+        assert_no_repeats(&[a, b]);
+    }
+    assert_eq!(drops, 0);
+    assert!(rates.iter().sum::<f64>() > 0.94 * 96e6 * 1024.0 / 1082.25, "{rates:?}");
+    assert!(jain(&rates) > 0.999);
 }
 
 #[test]
