@@ -91,11 +91,11 @@ impl Rate {
         if self.0 == 0 {
             return Nanos(u64::MAX);
         }
-        let scaled = match bytes.checked_mul(1_000_000_000) {
-            Some(v) => v,
-            None => return Nanos(u64::MAX),
-        };
-        Nanos(scaled.div_ceil(self.0))
+        // Not checked_mul: its overflow test is a 128-bit multiply.
+        if bytes > u64::MAX / 1_000_000_000 {
+            return Nanos(u64::MAX);
+        }
+        Nanos((bytes * 1_000_000_000).div_ceil(self.0))
     }
 }
 

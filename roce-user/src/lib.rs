@@ -1,10 +1,13 @@
 //! The library of the `roce` program: loader, controller, pacer and inspector.
 
+pub mod agent;
 pub mod cli;
 pub mod config;
 pub mod control;
 pub mod dataplane;
 pub mod export;
 pub mod inspect;
+pub mod netlink;
 pub mod pacer;
+pub mod rdma;
 pub mod tui;

@@ -1,4 +1,9 @@
-//! Counters of a tap, per CPU, one slot each.
+//! Counters of a tap, per CPU, one slot each. `frames` is not counted: it is the sum of what a frame can be.
+
+use crate::{units::Ecn, wire::Malformed};
+
+/// The counters of one direction of an interface on one CPU; the map has one entry per [`super::Direction`].
+pub type Counters = [u64; Counter::COUNT];
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
@@ -20,8 +25,6 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Frames seen.
-    Frames = "frames",
     /// Well-formed RoCEv2 packets, CNPs included.
     Rocev2 = "rocev2",
     /// RoCEv1 frames.
@@ -92,6 +95,8 @@ counters! {
     CeMarked = "ce_marked",
     /// Packets above the marking threshold that were not ECT.
     CeNotEct = "ce_not_ect",
+    /// Packets that could not join the contended virtual queue within the retry bound.
+    VqContended = "vq_contended",
     /// Packets given a departure time or a class.
     Paced = "paced",
     /// Packets of limited QPs let through because the controller's heartbeat is old.
@@ -100,17 +105,35 @@ counters! {
     PaceContended = "pace_contended",
     /// Packets of transit flows (role host, address not local).
     Transit = "transit",
-    /// IPv4 packets whose addresses were not looked up because the map was missing an entry for the configuration.
-    Unconfigured = "unconfigured",
 }
 
 impl Counter {
-    /// Number of slots of one direction.
-    pub const COUNT: u32 = Self::ALL.len() as u32;
+    /// Number of counters.
+    pub const COUNT: usize = Self::ALL.len();
 
-    /// The slot of this counter in `direction`.
+    /// The counter of a malformed packet.
     #[inline(always)]
-    pub const fn slot(self, direction: super::Direction) -> u32 {
-        self as u32 + direction as u32 * Self::COUNT
+    pub const fn of_malformed(reason: Malformed) -> Self {
+        match reason {
+            Malformed::TruncatedHeader => Self::TruncatedHeader,
+            Malformed::TruncatedCapture => Self::TruncatedCapture,
+            Malformed::BadLength => Self::BadLength,
+            Malformed::BadVersion => Self::BadVersion,
+            Malformed::UnknownOpcode => Self::UnknownOpcode,
+            Malformed::PadBeyondPayload => Self::PadBeyondPayload,
+            Malformed::ReadTooLong => Self::ReadTooLong,
+            Malformed::UdpFragment => Self::UdpFragment,
+        }
+    }
+
+    /// The counter of an ECN codepoint.
+    #[inline(always)]
+    pub const fn of_ecn(ecn: Ecn) -> Self {
+        match ecn {
+            Ecn::NotEct => Self::NotEct,
+            Ecn::Ect1 => Self::Ect1,
+            Ecn::Ect0 => Self::Ect0,
+            Ecn::Ce => Self::Ce,
+        }
     }
 }

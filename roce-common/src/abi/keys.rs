@@ -101,7 +101,32 @@ impl FlowKey {
     }
 }
 
-/// Key of PAIRS (peer, *local* QPN) and of RATES and PACE (peer, *remote* QPN).
+/// Key of PAIRS: packets from `src` to `dst` with this destination QPN. Its value names the queue pair that sends them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PairKey {
+    /// Source address.
+    pub src: Addr,
+    /// Destination address.
+    pub dst: Addr,
+    qpn: [u8; 4],
+}
+
+impl PairKey {
+    /// The key of packets from `src` to `dst` for `dest_qp`.
+    #[inline(always)]
+    pub const fn new(src: Addr, dst: Addr, dest_qp: Qpn) -> Self {
+        Self { src, dst, qpn: dest_qp.get().to_be_bytes() }
+    }
+
+    /// The destination QPN.
+    #[inline(always)]
+    pub const fn dest_qp(&self) -> Qpn {
+        Qpn::new(u32::from_be_bytes(self.qpn))
+    }
+}
+
+/// Key of RATES and PACE: packets to `peer` for its queue pair `qpn`, that is, all packets of one local queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PeerQp {
@@ -111,7 +136,7 @@ pub struct PeerQp {
 }
 
 impl PeerQp {
-    /// The key of `qpn` towards `peer`.
+    /// The key of `qpn` of `peer`.
     #[inline(always)]
     pub const fn new(peer: Addr, qpn: Qpn) -> Self {
         Self { peer, qpn: qpn.get().to_be_bytes() }
@@ -124,16 +149,18 @@ impl PeerQp {
     }
 }
 
-/// Value of PAIRS: what a (peer, local QPN) is connected to. Created by user space, `last_cnp_ns` kept by the NP.
+/// Value of PAIRS. Created by user space; the counters and times are kept by the BPF programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PairValue {
-    /// Time of the last CNP sent to the peer's QP, CLOCK_MONOTONIC; 0 = never.
+    /// Time of the last CNP sent to the queue pair that sends these packets, CLOCK_MONOTONIC; 0 = never.
     pub last_cnp_ns: u64,
-    /// The peer's QPN.
-    pub remote_qpn: u32,
-    /// CNPs received for the local QP from this peer: survives a full ring buffer.
-    pub cnp_rx: u32,
+    /// CNPs among these packets: survives a full ring buffer.
+    pub cnp_rx: u64,
+    /// The QPN of the queue pair that sends these packets.
+    pub sender_qpn: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
 
 /// Value of RATES: how fast a queue pair may send. Written by user space only.
@@ -168,16 +195,42 @@ pub struct VirtualQueue {
     pub empty_at_ns: u64,
 }
 
-/// Value of the local-address set.
-pub type LocalAddrs = u32;
+/// The CNP that tc ingress asks the egress program to make of a clone: one slot per CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CnpJob {
+    /// 1 from just before the redirect until the clone is taken.
+    pub active: u32,
+    /// QPN the CNP is for: the queue pair that sent the congested data.
+    pub dest_qp: u32,
+    /// QPN of the local queue pair that received it.
+    pub local_qp: u32,
+    /// UDP source port of the CNP.
+    pub src_port: u32,
+    /// PSN of the congested packet: the clone must carry it.
+    pub psn: u32,
+    /// Always 0.
+    pub reserved: u32,
+}
+
+/// How many telemetry events a CPU may still emit in the current tick.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct EventBudget {
+    /// Number of the tick (1/16 second) the budget is for.
+    pub tick: u64,
+    /// Events emitted in it.
+    pub used: u64,
+}
 
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<FlowKey>() == 40 && align_of::<FlowKey>() == 4);
     assert!(offset_of!(FlowKey, src) == 8 && offset_of!(FlowKey, dst) == 24);
-    assert!(size_of::<PeerQp>() == 20);
+    assert!(size_of::<PeerQp>() == 20 && size_of::<PairKey>() == 36);
+    assert!(size_of::<CnpJob>() == 24 && size_of::<EventBudget>() == 16);
     assert!(
-        size_of::<PairValue>() == 16 && offset_of!(PairValue, remote_qpn) == 8 && offset_of!(PairValue, cnp_rx) == 12
+        size_of::<PairValue>() == 24 && offset_of!(PairValue, cnp_rx) == 8 && offset_of!(PairValue, sender_qpn) == 16
     );
     assert!(size_of::<RateValue>() == 16 && offset_of!(RateValue, classid) == 8);
     assert!(size_of::<PaceCell>() == 24);

@@ -8,9 +8,11 @@ mod event;
 mod keys;
 
 pub use config::{Config, Flags, IngressMode, MarkPolicy, Pacer, Role};
-pub use counters::Counter;
+pub use counters::{Counter, Counters};
 pub use event::{Event, EventKind};
-pub use keys::{Direction, FlowKey, LocalAddrs, PaceCell, PairValue, PeerQp, RateValue, Space, Tap, VirtualQueue};
+pub use keys::{
+    CnpJob, Direction, EventBudget, FlowKey, PaceCell, PairKey, PairValue, PeerQp, RateValue, Space, Tap, VirtualQueue,
+};
 
 use crate::units::Addr;
 

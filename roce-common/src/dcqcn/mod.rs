@@ -1,1 +1,25 @@
-//! dcqcn
+//! DCQCN (Zhu et al., SIGCOMM 2015) in unsigned 64-bit fixed point: reaction point, notification point, congestion point.
+//!
+//! | where | what | called by |
+//! |---|---|---|
+//! | [`cp`] | marks ECT packets CE by the depth of a queue; the virtual queue itself, which also serves as EDT pacer | egress program |
+//! | [`np`] | answers CE with a CNP, at most one per interval | ingress program |
+//! | [`rp`] | turns CNPs, time and bytes into a sending rate | controller |
+//! | [`params`] | the constants: the paper's, and a set derived from link rate and packet size | configuration |
+//!
+//! Rates are bytes per second, probabilities and α are in 1/65536, times are nanoseconds of one monotonic clock that the
+//! caller reads. No floats, no 128-bit and no signed division: BPF links none of them.
+
+pub mod cp;
+pub mod np;
+pub mod params;
+pub mod rp;
+
+pub use params::Params;
+pub use rp::{Reaction, Rp};
+
+#[cfg(test)]
+mod model;
+
+/// One in the fixed point of probabilities and of α.
+pub const ONE: u32 = 1 << 16;

@@ -21,14 +21,12 @@ impl Psn {
 
     /// `self + n` modulo 2^24.
     #[inline(always)]
-    #[expect(clippy::should_implement_trait, reason = "it wraps, and takes a count, not a PSN")]
     pub const fn add(self, n: u32) -> Self {
         Self::new(self.0.wrapping_add(n))
     }
 
     /// `self − n` modulo 2^24.
     #[inline(always)]
-    #[expect(clippy::should_implement_trait, reason = "it wraps, and takes a count, not a PSN")]
     pub const fn sub(self, n: u32) -> Self {
         Self::new(self.0.wrapping_sub(n))
     }

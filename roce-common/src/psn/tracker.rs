@@ -1,1 +1,474 @@
-//! tracker
+//! The PSN tracker: what became of every PSN of one flow, judged by the order of packets alone.
+//!
+//! A [`Tracker`] lives in a BPF map value, updated in place under a lock, and in the offline inspector; both run this
+//! code, so both give the same numbers. It keeps `next`, one past the serially highest PSN that passed (READ spans
+//! included), and the holes in the [`WINDOW`] PSNs below it. A packet is
+//!
+//! * at `next`: in order;
+//! * ahead of it: the PSNs in between become holes;
+//! * behind it: part of a *run*, which is a retransmission or a batch of late packets, known when the run ends;
+//! * further away than the window: believed only when following packets confirm it.
+//!
+//! BPF sets the style: no panics, no bounds checks that survive optimisation, loops of at most 17 words.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{
+    Psn,
+    ring::{Mark, Ring},
+};
+use crate::wire::{Opcode, Packet};
+
+/// How many PSNs below `next` are remembered, and how far ahead a packet may be and still tell a gap.
+pub const WINDOW: u32 = 1_024;
+/// Packets in a row at a far place that make it the flow's place.
+const CONFIRM: u32 = 3;
+/// The path MTUs of InfiniBand are 256 … 4096 bytes: 1 shifted by this …
+const LEAST_SHIFT: u32 = 8;
+/// … to this.
+const MOST_SHIFT: u32 = 12;
+
+const STARTED: u32 = 1 << 0;
+/// A run is going on.
+const RUN: u32 = 1 << 1;
+/// The run held a duplicate.
+const RUN_DUPLICATE: u32 = 1 << 2;
+/// A sequence NAK had named a hole the run filled, or an RNR NAK its start.
+const RUN_ASKED_FOR: u32 = 1 << 3;
+/// The newest packet is a READ request whose span is not known, for want of the PMTU.
+const READ_PENDING: u32 = 1 << 4;
+/// Packets far from `next` are waiting for confirmation.
+const FAR: u32 = 1 << 5;
+
+/// `nak_psn` holds a sequence NAK's PSN that has not passed since.
+const NAK_NOTED: u32 = 1 << 0;
+/// `rnr_psn` holds an RNR NAK's PSN that no run has started at.
+const RNR_NOTED: u32 = 1 << 1;
+
+/// What the tracker needs to know of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Observed {
+    psn: u32,
+    payload_len: u32,
+    dma_len: u32,
+    flags: u32,
+}
+
+impl Observed {
+    const COUNTED: u32 = 1 << 0;
+    const READ: u32 = 1 << 1;
+    const FILLS_PMTU: u32 = 1 << 2;
+    /// A response that may start anywhere ahead: FIRST, ONLY or ATOMIC_ACKNOWLEDGE.
+    const STARTS_ANYWHERE: u32 = 1 << 3;
+
+    /// A packet by its opcode, PSN, payload length and, for a READ request, the length it asks for.
+    #[inline(always)]
+    pub const fn new(opcode: Opcode, psn: Psn, payload_len: u16, dma_len: u32) -> Self {
+        // Low five bits of an opcode, as sets. Bit tests instead of table look-ups: this runs per packet in the kernel.
+        const ACKNOWLEDGE: u32 = 1 << 0x11;
+        const READ_REQUEST: u32 = 1 << 0x0c;
+        const FULL: u32 = 1 << 0x00 | 1 << 0x01 | 1 << 0x06 | 1 << 0x07 | 1 << 0x0d | 1 << 0x0e;
+        const STARTERS: u32 = 1 << 0x0d | 1 << 0x10 | 1 << 0x12;
+        // RC, UC and XRC; a UD sender numbers its packets over all destinations, RD is extinct.
+        const SERVICES: u32 = 1 << 0 | 1 << 1 | 1 << 5;
+        let op = 1u32 << (opcode.get() & 0x1f);
+        let mut flags = 0;
+        if SERVICES >> (opcode.get() >> 5) & 1 != 0 && op & ACKNOWLEDGE == 0 {
+            flags |= Self::COUNTED;
+        }
+        if op & READ_REQUEST != 0 {
+            flags |= Self::READ;
+        }
+        if op & FULL != 0 {
+            flags |= Self::FILLS_PMTU;
+        }
+        if op & STARTERS != 0 {
+            flags |= Self::STARTS_ANYWHERE;
+        }
+        Self { psn: psn.get(), payload_len: payload_len as u32, dma_len, flags }
+    }
+
+    #[inline(always)]
+    const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+impl From<&Packet> for Observed {
+    #[inline(always)]
+    fn from(packet: &Packet) -> Self {
+        let dma_len = match packet.reth {
+            Some(reth) => reth.dma_len,
+            None => 0,
+        };
+        let mut observed = Self::new(packet.bth.opcode, packet.bth.psn, packet.payload_len, dma_len);
+        // QP0 and QP1 carry management datagrams.
+        if packet.bth.dest_qp.get() <= 1 {
+            observed.flags &= !Self::COUNTED;
+        }
+        observed
+    }
+}
+
+/// What a packet was to the tracker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// An ACK, a NAK, a CNP or a packet of a service without a sequence per flow: it enters no counter.
+    NotTracked,
+    /// The first packet of the flow.
+    First,
+    /// At `next`, or a response that may start where it does.
+    InOrder,
+    /// This many PSNs before it were skipped.
+    Gap(u32),
+    /// Behind `next`, and it filled this many holes: a retransmission or late, known when its run ends.
+    Filled(u32),
+    /// Behind `next`, and everything it carries had passed.
+    Duplicate,
+    /// Too far from `next`, and not confirmed by following packets: ignored so far.
+    Far,
+    /// Too far from `next`, and confirmed: the flow goes on from here.
+    Discontinuity,
+}
+
+/// The state of one flow, that is, one (tap, source, destination, destination QPN, space). All zero = nothing seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Tracker {
+    /// PSNs skipped: `lost + reordered + open` once [`Tracker::finish`] has closed the last run.
+    pub missing_psns: u64,
+    /// Holes that a retransmission filled or that fell out of the window.
+    pub lost: u64,
+    /// PSNs that a retransmission with a duplicate skipped.
+    pub lost_again: u64,
+    /// Holes that late packets filled.
+    pub reordered: u64,
+    /// Packets behind `next` that filled no hole.
+    pub duplicates: u64,
+    /// Packets of runs that were retransmissions.
+    pub retransmitted: u64,
+    /// Confirmed jumps beyond the window.
+    pub discontinuities: u32,
+    /// Sequence NAKs, once per NAK and pass, for a PSN that had passed here.
+    pub lost_after_tap: u32,
+    /// Runs that a READ request started.
+    pub reasked: u32,
+    /// Path MTU in bytes; 0 = not known.
+    pub pmtu: u32,
+    ring: Ring,
+    pmtu_shift: u32,
+    next: u32,
+    /// PSNs below `next` of which it is known whether they passed, up to the window.
+    known: u32,
+    state: u32,
+    run_cursor: u32,
+    run_packets: u32,
+    run_filled: u32,
+    run_skipped: u32,
+    far_first: u32,
+    far_next: u32,
+    far_packets: u32,
+    read_psn: u32,
+    read_len: u32,
+    notes: u32,
+    nak_psn: u32,
+    rnr_psn: u32,
+}
+
+const _: () = assert!(size_of::<Tracker>() == 384 && core::mem::offset_of!(Tracker, ring) == 64);
+
+impl Tracker {
+    /// Takes a packet of the flow, in the order of the tap.
+    #[inline(always)]
+    pub fn observe(&mut self, p: &Observed) -> Outcome {
+        if !p.has(Observed::COUNTED) {
+            return Outcome::NotTracked;
+        }
+        if p.psn == self.next && self.state == STARTED && !p.has(Observed::READ) {
+            self.learn_pmtu(p);
+            if self.ring.pass_one(p.psn) {
+                self.lost += 1;
+            }
+            self.next = (p.psn + 1) & 0xff_ffff;
+            if self.known < WINDOW {
+                self.known += 1;
+            }
+            return Outcome::InOrder;
+        }
+        self.observe_other(p)
+    }
+
+    /// Everything but the next packet of an undisturbed flow.
+    #[inline(always)]
+    fn observe_other(&mut self, p: &Observed) -> Outcome {
+        let psn = Psn::new(p.psn);
+        let first = self.state & STARTED == 0;
+        if first {
+            self.state = STARTED;
+            self.next = psn.get();
+        }
+        self.learn_pmtu(p);
+        if self.state & READ_PENDING != 0 {
+            self.explain_by_read(psn);
+        }
+        let span = self.span(p);
+        let d = psn.diff(self.next());
+        let starts = d > 0 && p.has(Observed::STARTS_ANYWHERE);
+        if d < -(WINDOW as i32) || d > WINDOW as i32 && !starts {
+            return self.far(psn, span);
+        }
+        self.state &= !FAR;
+        let follows_run = self.state & RUN != 0 && d < 0 && psn.diff(Psn::new(self.run_cursor)) >= 0;
+        if !follows_run {
+            self.end_run();
+        }
+        if d < 0 {
+            return self.behind(p, span, -d as u32);
+        }
+        self.state &= !READ_PENDING;
+        if d > 0 {
+            self.advance(d as u32, if starts { Mark::Passed } else { Mark::Hole });
+        }
+        self.advance(span, Mark::Passed);
+        self.note_pending_read(p);
+        if first {
+            Outcome::First
+        } else if d == 0 || starts {
+            Outcome::InOrder
+        } else {
+            self.missing_psns += d as u64;
+            Outcome::Gap(d as u32)
+        }
+    }
+
+    /// A packet `back` PSNs behind `next`, in the window: it starts a run or goes on with the current one.
+    #[inline(always)]
+    fn behind(&mut self, p: &Observed, span: u32, back: u32) -> Outcome {
+        if self.state & RUN == 0 {
+            self.state |= RUN;
+            self.run_cursor = p.psn;
+            if p.has(Observed::READ) {
+                self.reasked += 1;
+            }
+            if self.notes & RNR_NOTED != 0 && self.rnr_psn == p.psn {
+                self.notes &= !RNR_NOTED;
+                self.state |= RUN_ASKED_FOR;
+            }
+        }
+        let skipped = p.psn.wrapping_sub(self.run_cursor) & 0xff_ffff;
+        if skipped != 0 {
+            self.run_skipped += skipped;
+            self.ring.mark(self.run_cursor, skipped, Mark::SkippedAgain);
+        }
+        let inside = if span < back { span } else { back };
+        if self.notes & NAK_NOTED != 0 && self.nak_psn.wrapping_sub(p.psn) & 0xff_ffff < inside {
+            self.notes &= !NAK_NOTED;
+            if self.ring.is_hole(Psn::new(self.nak_psn)) {
+                self.state |= RUN_ASKED_FOR;
+            }
+        }
+        let filled = self.ring.mark(p.psn, inside, Mark::Passed);
+        self.run_packets += 1;
+        self.run_filled += filled;
+        if filled == 0 {
+            self.duplicates += 1;
+            self.state |= RUN_DUPLICATE;
+        }
+        self.run_cursor = p.psn.wrapping_add(span) & 0xff_ffff;
+        if span >= back {
+            self.end_run();
+            if span > back {
+                self.state &= !READ_PENDING;
+                self.advance(span - back, Mark::Passed);
+            }
+        }
+        if filled == 0 { Outcome::Duplicate } else { Outcome::Filled(filled) }
+    }
+
+    /// The run is over: what was it?
+    #[inline(always)]
+    fn end_run(&mut self) {
+        if self.state & RUN == 0 {
+            return;
+        }
+        if self.state & (RUN_DUPLICATE | RUN_ASKED_FOR) == 0 {
+            self.reordered += u64::from(self.run_filled);
+        } else {
+            self.retransmitted += u64::from(self.run_packets);
+            self.lost += u64::from(self.run_filled);
+            if self.state & RUN_DUPLICATE != 0 {
+                self.lost_again += u64::from(self.run_skipped);
+            }
+        }
+        self.state &= !(RUN | RUN_DUPLICATE | RUN_ASKED_FOR);
+        self.run_packets = 0;
+        self.run_filled = 0;
+        self.run_skipped = 0;
+    }
+
+    /// A packet beyond the window. One moves nothing: it may be forged, or damaged where no ICRC is checked.
+    #[inline(always)]
+    fn far(&mut self, psn: Psn, span: u32) -> Outcome {
+        let ahead = psn.diff(Psn::new(self.far_next));
+        if self.state & FAR != 0 && ahead >= 0 && ahead <= WINDOW as i32 {
+            self.far_packets += 1;
+        } else {
+            self.state |= FAR;
+            self.far_first = psn.get();
+            self.far_packets = 1;
+        }
+        self.far_next = psn.add(span).get();
+        if self.far_packets < CONFIRM {
+            return Outcome::Far;
+        }
+        self.end_run();
+        // The old place's holes are out of the window now.
+        let holes = self.ring.mark(0, WINDOW, Mark::Passed);
+        self.lost += u64::from(holes);
+        self.discontinuities += 1;
+        self.state = STARTED;
+        self.notes = 0;
+        self.next = self.far_next;
+        let known = self.far_next.wrapping_sub(self.far_first) & 0xff_ffff;
+        self.known = if known < WINDOW { known } else { WINDOW };
+        Outcome::Discontinuity
+    }
+
+    /// Moves `next` by `count` (at least 1) PSNs, which passed or are holes. Holes that leave the window are lost.
+    #[inline(always)]
+    fn advance(&mut self, count: u32, mark: Mark) {
+        let holes = self.ring.mark(self.next, count, mark);
+        self.lost += u64::from(holes);
+        self.next = self.next.wrapping_add(count) & 0xff_ffff;
+        let room = WINDOW.saturating_sub(self.known);
+        self.known = if count < room { self.known + count } else { WINDOW };
+    }
+
+    /// How many PSNs the packet takes; the least it can be when it is a READ under an unknown PMTU.
+    #[inline(always)]
+    fn span(&self, p: &Observed) -> u32 {
+        if !p.has(Observed::READ) {
+            return 1;
+        }
+        let shift = if self.pmtu_shift == 0 { MOST_SHIFT } else { self.pmtu_shift };
+        (p.dma_len.saturating_sub(1) >> (shift & 31)) + 1
+    }
+
+    /// FIRST and MIDDLE packets are as long as the path MTU.
+    #[inline(always)]
+    fn learn_pmtu(&mut self, p: &Observed) {
+        if p.has(Observed::FILLS_PMTU) && p.payload_len != self.pmtu {
+            let mut shift = LEAST_SHIFT;
+            while shift <= MOST_SHIFT {
+                if p.payload_len == 1 << shift {
+                    self.pmtu = p.payload_len;
+                    self.pmtu_shift = shift;
+                }
+                shift += 1;
+            }
+        }
+    }
+
+    /// Remembers a READ request that is now the newest packet, when its span is not known.
+    #[inline(always)]
+    fn note_pending_read(&mut self, p: &Observed) {
+        if p.has(Observed::READ) && self.pmtu_shift == 0 && p.dma_len > 1 << LEAST_SHIFT {
+            self.state |= READ_PENDING;
+            self.read_psn = p.psn;
+            self.read_len = p.dma_len;
+        }
+    }
+
+    /// A packet after a READ of unknown span: where it stands is explained if the READ would end just there under some
+    /// PMTU, and teaches it if there is only one.
+    #[inline(always)]
+    fn explain_by_read(&mut self, psn: Psn) {
+        let ahead = psn.diff(self.next());
+        if ahead < 0 {
+            return;
+        }
+        let jump = psn.get().wrapping_sub(self.read_psn) & 0xff_ffff;
+        let mut matches = 0;
+        let mut found = 0;
+        let mut shift = LEAST_SHIFT;
+        while shift <= MOST_SHIFT {
+            if (self.read_len.saturating_sub(1) >> shift) + 1 == jump {
+                matches += 1;
+                found = shift;
+            }
+            shift += 1;
+        }
+        if matches == 0 {
+            return;
+        }
+        if matches == 1 {
+            self.pmtu_shift = found;
+            self.pmtu = 1 << (found & 31);
+        }
+        self.state &= !READ_PENDING;
+        if ahead > 0 {
+            self.advance(ahead as u32, Mark::Passed);
+        }
+    }
+
+    /// A sequence NAK of the opposite direction names `psn` of this flow; whether it tells of a loss after this tap.
+    #[inline(always)]
+    pub fn note_sequence_nak(&mut self, psn: Psn) -> bool {
+        if !self.in_window(psn) || self.notes & NAK_NOTED != 0 && self.nak_psn == psn.get() {
+            return false;
+        }
+        self.notes |= NAK_NOTED;
+        self.nak_psn = psn.get();
+        let back = self.next.wrapping_sub(psn.get()) & 0xff_ffff;
+        let after = back <= self.known && !self.ring.is_skipped(psn);
+        if after {
+            self.lost_after_tap += 1;
+        }
+        after
+    }
+
+    /// An RNR NAK of the opposite direction refuses `psn` of this flow: a run that starts there is its retry.
+    #[inline(always)]
+    pub fn note_rnr_nak(&mut self, psn: Psn) {
+        if self.in_window(psn) {
+            self.notes |= RNR_NOTED;
+            self.rnr_psn = psn.get();
+        }
+    }
+
+    /// How many PSNs `packet` takes by what is known now; `None` for a READ request under an unknown path MTU.
+    pub fn psns_of(&self, packet: &Packet) -> Option<u32> {
+        let p = Observed::from(packet);
+        let unknown = p.has(Observed::READ) && self.pmtu_shift == 0 && p.dma_len > 1 << LEAST_SHIFT;
+        (!unknown).then(|| self.span(&p))
+    }
+
+    /// One past the serially highest PSN that passed.
+    #[inline(always)]
+    pub const fn next(&self) -> Psn {
+        Psn::new(self.next)
+    }
+
+    /// Whether a packet has been counted at all.
+    #[inline(always)]
+    pub const fn is_started(&self) -> bool {
+        self.state & STARTED != 0
+    }
+
+    /// Whether `psn` is one of the [`WINDOW`] PSNs below `next`.
+    #[inline(always)]
+    pub const fn in_window(&self, psn: Psn) -> bool {
+        let d = psn.diff(self.next());
+        self.is_started() && d < 0 && d >= -(WINDOW as i32)
+    }
+
+    /// Closes the run that is going on: call it at the end of a capture, or on a copy for a report.
+    pub fn finish(&mut self) {
+        self.end_run();
+    }
+
+    /// Holes in the window: PSNs that were skipped and are neither explained nor given up.
+    pub fn open(&self) -> u64 {
+        u64::from(self.ring.holes())
+    }
+}

@@ -15,9 +15,6 @@ use crate::{
 pub const CNP_FRAME_V4: usize = EthHdr::LEN + Ipv4Hdr::LEN + CNP_UDP_LEN;
 /// Length of a CNP frame over IPv6.
 pub const CNP_FRAME_V6: usize = EthHdr::LEN + Ipv6Hdr::LEN + CNP_UDP_LEN;
-/// Reserved bytes of a CNP behind the BTH.
-const CNP_RESERVED: [u8; 16] = [0; 16];
-
 impl Bth {
     /// A BTH with the default partition key and every flag clear.
     #[inline(always)]
@@ -227,43 +224,40 @@ const fn ip_len(version: IpVersion) -> usize {
     }
 }
 
-/// A CNP over IPv4 towards `dest_qp`, the queue pair that sent the congested data.
+/// Writes a CNP towards `dest_qp`, the queue pair that sent the congested data, and returns the length of the frame:
+/// [`CNP_FRAME_V4`] or [`CNP_FRAME_V6`]. Works in place, since a BPF stack has no room for a frame.
 #[inline(always)]
-pub fn cnp_v4(path: &Path, dest_qp: Qpn) -> [u8; CNP_FRAME_V4] {
-    let ip = ipv4(path, CNP_UDP_LEN as u16);
-    let udp = udp(path, CNP_UDP_LEN as u16);
-    let bth = cnp_bth(dest_qp);
-    let icrc = Icrc::v4(ip).udp(udp).bth(bth).array(&CNP_RESERVED).finish();
-    let mut out = [0u8; CNP_FRAME_V4];
-    out[..14].copy_from_slice(&ethernet(path, IpVersion::V4));
-    out[14..34].copy_from_slice(&ip);
-    out[34..42].copy_from_slice(&udp);
-    out[42..54].copy_from_slice(&bth);
-    out[70..74].copy_from_slice(&icrc);
-    out
-}
-
-/// A CNP over IPv6 towards `dest_qp`, the queue pair that sent the congested data.
-#[inline(always)]
-pub fn cnp_v6(path: &Path, dest_qp: Qpn) -> [u8; CNP_FRAME_V6] {
-    let ip = ipv6(path, CNP_UDP_LEN as u16);
-    let udp = udp(path, CNP_UDP_LEN as u16);
-    let bth = cnp_bth(dest_qp);
-    let icrc = Icrc::v6(ip).udp(udp).bth(bth).array(&CNP_RESERVED).finish();
-    let mut out = [0u8; CNP_FRAME_V6];
-    out[..14].copy_from_slice(&ethernet(path, IpVersion::V6));
-    out[14..54].copy_from_slice(&ip);
-    out[54..62].copy_from_slice(&udp);
-    out[62..74].copy_from_slice(&bth);
-    out[90..94].copy_from_slice(&icrc);
-    out
-}
-
-#[inline(always)]
-const fn cnp_bth(dest_qp: Qpn) -> [u8; BTH_LEN] {
+pub fn cnp(path: &Path, version: IpVersion, dest_qp: Qpn, out: &mut [u8; CNP_FRAME_V6]) -> usize {
     let mut bth = Bth::new(Opcode::CNP, dest_qp, Psn::new(0));
     bth.becn = true;
-    bth.to_bytes()
+    out[..14].copy_from_slice(&ethernet(path, version));
+    match version {
+        IpVersion::V4 => {
+            out[14..34].copy_from_slice(&ipv4(path, CNP_UDP_LEN as u16));
+            out[34..42].copy_from_slice(&udp(path, CNP_UDP_LEN as u16));
+            out[42..54].copy_from_slice(&bth.to_bytes());
+            out[54..70].fill(0);
+            let icrc = Icrc::start().masked(&out[14..70], |i| match i {
+                1 | 8 | 10 | 11 | 26 | 27 | 32 => 0xff,
+                _ => 0,
+            });
+            out[70..74].copy_from_slice(&icrc.finish());
+            CNP_FRAME_V4
+        }
+        IpVersion::V6 => {
+            out[14..54].copy_from_slice(&ipv6(path, CNP_UDP_LEN as u16));
+            out[54..62].copy_from_slice(&udp(path, CNP_UDP_LEN as u16));
+            out[62..74].copy_from_slice(&bth.to_bytes());
+            out[74..90].fill(0);
+            let icrc = Icrc::start().masked(&out[14..90], |i| match i {
+                0 => 0x0f,
+                1 | 2 | 3 | 7 | 46 | 47 | 52 => 0xff,
+                _ => 0,
+            });
+            out[90..94].copy_from_slice(&icrc.finish());
+            CNP_FRAME_V6
+        }
+    }
 }
 
 #[inline(always)]

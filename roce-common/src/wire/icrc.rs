@@ -30,6 +30,22 @@ const fn build_table() -> [u32; 256] {
 pub struct Icrc(u32);
 
 impl Icrc {
+    /// Starts behind the stand-in for the LRH.
+    #[inline(always)]
+    pub const fn start() -> Self {
+        Self(AFTER_LRH)
+    }
+
+    /// Continues over bytes of which `mask(index)` names the bits to read as ones.
+    #[inline(always)]
+    pub fn masked(self, bytes: &[u8], mask: impl Fn(usize) -> u8) -> Self {
+        let mut crc = self.0;
+        for (i, &byte) in bytes.iter().enumerate() {
+            crc = crc >> 8 ^ TABLE[(crc as u8 ^ (byte | mask(i))) as usize];
+        }
+        Self(crc)
+    }
+
     /// Starts over an IPv4 header without options.
     #[inline(always)]
     pub fn v4(mut header: [u8; Ipv4Hdr::LEN]) -> Self {

@@ -94,12 +94,15 @@ fn builders_reproduce_the_vectors_byte_for_byte() {
 
     let back = emit::Path { src_mac: path.dst_mac, dst_mac: path.src_mac, src: path.dst, dst: path.src, ..path };
     let back = emit::Path { tos: 0xc2, ip_id: 0, src_port: 0xc000, ..back };
-    assert_eq!(emit::cnp_v4(&back, Qpn::new(0x12)), *unhex(CNP_V4));
+    let mut cnp = [0xaa; emit::CNP_FRAME_V6];
+    let n = emit::cnp(&back, IpVersion::V4, Qpn::new(0x12), &mut cnp);
+    assert_eq!(cnp[..n], *unhex(CNP_V4));
 
     let mut v6 = back;
     v6.src = Addr(core::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2).octets());
     v6.dst = Addr(core::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).octets());
-    assert_eq!(emit::cnp_v6(&v6, Qpn::new(0x12)), *unhex(CNP_V6));
+    let n = emit::cnp(&v6, IpVersion::V6, Qpn::new(0x12), &mut cnp);
+    assert_eq!(cnp[..n], *unhex(CNP_V6));
 }
 
 #[test]

@@ -152,16 +152,6 @@ impl AgentReports {
     pub(super) fn control(&self, name: &str) -> u64 {
         self.senders.iter().chain([&self.receiver]).filter_map(|s| s["control"][name].as_u64()).sum()
     }
-
-    /// The limit a sender's agent reported for a flow.
-    pub(super) fn limit(&self, src: &str, dst: &str, dest_qp: u32) -> Option<u64> {
-        self.senders
-            .iter()
-            .filter_map(|s| s["flows"].as_array())
-            .flatten()
-            .filter(|f| f["src"] == src && f["dst"] == dst && f["dest_qp"] == dest_qp)
-            .find_map(|f| f["rate_bps"].as_u64())
-    }
 }
 
 #[cfg(test)]
@@ -172,7 +162,7 @@ mod tests {
     fn summaries_are_summed_by_tap_and_space() {
         let summary: Value = serde_json::from_str(
             r#"{"counters":{"ingress":{"np_cnp_sent":2},"egress":{"np_cnp_sent":1}},"control":{"rp_handled":5},
-            "flows":[{"tap":"r/ingress","space":"request","lost":3,"src":"a","dst":"b","dest_qp":7,"rate_bps":9},
+            "flows":[{"tap":"r/ingress","space":"request","lost":3,"src":"a"},
                      {"tap":"r/ingress","space":"response","lost":100},
                      {"tap":"r/egress","space":"request","lost":50}]}"#,
         )
@@ -180,9 +170,6 @@ mod tests {
         let reports = AgentReports { senders: vec![summary.clone()], receiver: summary, switch: Value::Null };
         assert_eq!((reports.receiver_ingress("lost"), reports.senders_egress("lost")), (3, 50));
         assert_eq!((reports.host_counter("np_cnp_sent"), reports.control("rp_handled")), (6, 10));
-        assert_eq!(
-            (reports.limit("a", "b", 7), reports.limit("a", "b", 8), reports.switch_counter("x")),
-            (Some(9), None, 0)
-        );
+        assert_eq!(reports.switch_counter("np_cnp_sent"), 0);
     }
 }

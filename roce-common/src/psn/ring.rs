@@ -1,0 +1,114 @@
+//! What is known of the PSNs of a window: a ring of bits, written by ranges, a word at a time.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Psn, WINDOW};
+
+const WORDS: u32 = WINDOW / 64;
+
+/// 64 PSNs of a window; all zero = all passed (or never heard of).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct Word {
+    /// Never passed.
+    hole: u64,
+    /// The newest event is "skipped": a hole, or passed once and skipped by a later run.
+    skipped: u64,
+}
+
+/// What to make of a range of PSNs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Mark {
+    /// They passed.
+    Passed = 0,
+    /// They were skipped and never passed.
+    Hole = 1,
+    /// They were skipped by a run; whether they are holes stays as it is.
+    SkippedAgain = 2,
+}
+
+/// The window: one position per PSN, reused every [`WINDOW`] PSNs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct Ring {
+    words: [Word; WORDS as usize],
+}
+
+impl Ring {
+    /// Marks one PSN as passed; whether its position held a hole.
+    #[inline(always)]
+    pub(super) fn pass_one(&mut self, psn: u32) -> bool {
+        let word = &mut self.words[(psn >> 6 & (WORDS - 1)) as usize];
+        let bit = 1u64 << (psn & 63);
+        let was = word.hole & bit != 0;
+        word.hole &= !bit;
+        word.skipped &= !bit;
+        was
+    }
+
+    /// Marks `count` positions from `start` (at most the whole ring); how many of them held holes.
+    #[inline(always)]
+    pub(super) fn mark(&mut self, start: u32, count: u32, mark: Mark) -> u32 {
+        if count == 1 && mark == Mark::Passed {
+            return u32::from(self.pass_one(start));
+        }
+        self.mark_range(start, count, mark)
+    }
+
+    /// [`Ring::mark`] for any range. A function of its own, and every word is visited with a mask computed without
+    /// branches: the verifier follows it once per call instead of once per way through it.
+    #[inline(never)]
+    fn mark_range(&mut self, start: u32, count: u32, mark: Mark) -> u32 {
+        let from = i64::from(start & (WINDOW - 1));
+        let to = from + i64::from(if count > WINDOW { WINDOW } else { count });
+        let hole = opaque(u64::from(mark == Mark::Hole).wrapping_neg());
+        let skipped = opaque(u64::from(mark != Mark::Passed).wrapping_neg());
+        let keep = opaque(u64::from(mark == Mark::SkippedAgain).wrapping_neg());
+        let mut holes = 0;
+        let mut base = 0;
+        for word in &mut self.words {
+            // The range may wrap around the end of the ring: then its rest stands at the beginning.
+            let mask = below(to - base) & !below(from - base) | below(to - base - i64::from(WINDOW));
+            holes += (word.hole & mask).count_ones();
+            word.hole = word.hole & (!mask | keep) | mask & hole;
+            word.skipped = word.skipped & !mask | mask & skipped;
+            base += 64;
+        }
+        holes
+    }
+
+    /// Whether the PSN at this position never passed.
+    #[inline(always)]
+    pub(super) fn is_hole(&self, psn: Psn) -> bool {
+        self.words[(psn.get() >> 6 & (WORDS - 1)) as usize].hole >> (psn.get() & 63) & 1 != 0
+    }
+
+    /// Whether the newest event of the PSN at this position is "skipped".
+    #[inline(always)]
+    pub(super) fn is_skipped(&self, psn: Psn) -> bool {
+        self.words[(psn.get() >> 6 & (WORDS - 1)) as usize].skipped >> (psn.get() & 63) & 1 != 0
+    }
+
+    /// How many holes there are.
+    pub(super) fn holes(&self) -> u32 {
+        self.words.iter().map(|w| w.hole.count_ones()).sum()
+    }
+}
+
+/// Keeps the optimiser from turning a mask into a branch on where it came from: BPF has no conditional move, and the
+/// verifier would follow every combination of branches over all words.
+#[inline(always)]
+fn opaque(mask: u64) -> u64 {
+    core::hint::black_box(mask)
+}
+
+/// The low `n` bits, none for a negative `n` and all for 64 and more.
+#[inline(always)]
+fn below(n: i64) -> u64 {
+    let none = opaque((n - 1 >> 63) as u64);
+    let all = opaque((63 - n >> 63) as u64);
+    ((1u64 << (n & 63)) - 1 | all) & !none
+}
+
+const _: () = assert!(size_of::<Ring>() == 256 && WINDOW.is_power_of_two() && (1 << 24) % WINDOW == 0);

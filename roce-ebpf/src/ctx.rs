@@ -1,0 +1,248 @@
+//! Packet access. All `unsafe` reading of packet memory is here.
+//!
+//! Invariant of [`Linear`]: `data` and `end` come from one context within one program run, and no helper that moves
+//! packet data was called since. A read is made only after `data + offset + N <= end` was compared, on the very pointer
+//! that is read, which is also what the verifier asks for.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{__sk_buff, xdp_md},
+    helpers::generated::{bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
+    programs::{TcContext, XdpContext},
+};
+use roce_common::{
+    units::Addr,
+    wire::{Bytes, Link, Malformed, Other, Packet, destination, parse_into},
+};
+
+use crate::maps::{HEADER_BYTES, HEADERS, PACKET};
+
+/// The linear part of a packet.
+struct Linear {
+    data: usize,
+    end: usize,
+}
+
+impl Linear {
+    #[inline(always)]
+    fn get<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        let start = self.data + offset;
+        if start + N > self.end {
+            return None;
+        }
+        // SAFETY: `start .. start + N` lies inside the linear part, see the module's invariant; a byte array has no
+        // alignment.
+        Some(unsafe { *(start as *const [u8; N]) })
+    }
+}
+
+struct XdpFrame {
+    linear: Linear,
+    ctx: *mut xdp_md,
+}
+
+impl Bytes for XdpFrame {
+    #[inline(always)]
+    fn get<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        self.linear.get(offset)
+    }
+
+    #[inline(always)]
+    fn wire_len(&self) -> usize {
+        // SAFETY: the context of this program run.
+        unsafe { bpf_xdp_get_buff_len(self.ctx) as usize }
+    }
+}
+
+struct SkbFrame {
+    linear: Linear,
+    skb: *mut __sk_buff,
+}
+
+impl Bytes for SkbFrame {
+    #[inline(always)]
+    fn get<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        self.linear.get(offset)
+    }
+
+    #[inline(always)]
+    fn wire_len(&self) -> usize {
+        // SAFETY: the context of this program run.
+        unsafe { (*self.skb).len as usize }
+    }
+}
+
+/// Headers copied into a per-CPU map value.
+struct Copied {
+    bytes: *const [u8; HEADER_BYTES],
+    have: usize,
+    wire_len: usize,
+}
+
+impl Bytes for Copied {
+    #[inline(always)]
+    fn get<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        if offset > HEADER_BYTES - N || offset + N > self.have {
+            return None;
+        }
+        // SAFETY: the map value is live for this program run and `offset + N` lies inside it.
+        Some(unsafe { *(self.bytes.cast::<u8>().add(offset).cast::<[u8; N]>()) })
+    }
+
+    #[inline(always)]
+    fn wire_len(&self) -> usize {
+        self.wire_len
+    }
+}
+
+/// A parsed packet, in the program's own scratch entry.
+pub(crate) type Parsed = Result<&'static mut Packet, Other>;
+
+/// The scratch entry a program parses into.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+pub(crate) enum Slot {
+    Xdp = 0,
+    TcIngress = 1,
+    TcEgress = 2,
+    Htb = 3,
+}
+
+/// What the packet of an XDP context is.
+#[inline(always)]
+pub(crate) fn parse_xdp(ctx: &XdpContext, slot: Slot) -> Parsed {
+    parse_or_copy(
+        slot,
+        |out| parse_xdp_linear(ctx.ctx, out),
+        // SAFETY: the context of this program run.
+        || unsafe { bpf_xdp_get_buff_len(ctx.ctx) as usize },
+        // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is 1 … HEADER_BYTES.
+        |bytes, have| unsafe { bpf_xdp_load_bytes(ctx.ctx, 0, bytes.cast(), have) == 0 },
+    )
+}
+
+/// What the packet of a tc context is.
+#[inline(always)]
+pub(crate) fn parse_skb(ctx: &TcContext, slot: Slot) -> Parsed {
+    parse_or_copy(
+        slot,
+        |out| parse_skb_linear(ctx.skb.skb, out),
+        || ctx.len() as usize,
+        // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is 1 … HEADER_BYTES.
+        |bytes, have| unsafe { bpf_skb_load_bytes(ctx.as_ptr(), 0, bytes.cast(), have) == 0 },
+    )
+}
+
+/// Parses the linear part; where it does not hold the headers (some drivers leave it empty, fragments may start early),
+/// `copy`s them out and parses the copy.
+#[inline(always)]
+fn parse_or_copy(
+    slot: Slot,
+    parse_linear: impl FnOnce(*mut Packet) -> u32,
+    wire_len: impl FnOnce() -> usize,
+    copy: impl FnOnce(*mut [u8; HEADER_BYTES], u32) -> bool,
+) -> Parsed {
+    let Some(out) = PACKET.get_ptr_mut(slot as u32) else { return Err(Other::NotRoce) };
+    let mut code = parse_linear(out);
+    if code == Malformed::TruncatedCapture as u32 {
+        let Some(bytes) = HEADERS.get_ptr_mut(0) else { return Err(Other::NotRoce) };
+        let wire_len = wire_len();
+        let have = if wire_len < HEADER_BYTES { wire_len } else { HEADER_BYTES };
+        if have != 0 && copy(bytes, have as u32) {
+            code = parse_copied(bytes, have, wire_len, out);
+        }
+    }
+    match code {
+        // SAFETY: a live per-CPU map value that was just filled; the slot is this program's own.
+        USABLE => Ok(unsafe { &mut *out }),
+        NOT_ROCE => Err(Other::NotRoce),
+        ROCE_V1 => Err(Other::RoceV1),
+        reason => Err(Other::Malformed(Malformed::ALL[(reason & 7) as usize])),
+    }
+}
+
+// What the parsing functions return, or the number of a `Malformed`. They are functions of their own, because no
+// program's stack frame has room for them beside the rest.
+const USABLE: u32 = 0x100;
+const NOT_ROCE: u32 = 0x101;
+const ROCE_V1: u32 = 0x102;
+
+#[inline(never)]
+fn parse_xdp_linear(ctx: *mut xdp_md, out: *mut Packet) -> u32 {
+    // SAFETY: the context of this program run.
+    let linear = unsafe { Linear { data: (*ctx).data as usize, end: (*ctx).data_end as usize } };
+    parse_code(&XdpFrame { linear, ctx }, out)
+}
+
+#[inline(never)]
+fn parse_skb_linear(skb: *mut __sk_buff, out: *mut Packet) -> u32 {
+    // SAFETY: the context of this program run.
+    let linear = unsafe { Linear { data: (*skb).data as usize, end: (*skb).data_end as usize } };
+    parse_code(&SkbFrame { linear, skb }, out)
+}
+
+#[inline(never)]
+fn parse_copied(bytes: *const [u8; HEADER_BYTES], have: usize, wire_len: usize, out: *mut Packet) -> u32 {
+    parse_code(&Copied { bytes, have, wire_len }, out)
+}
+
+#[inline(always)]
+fn parse_code<B: Bytes>(frame: &B, out: *mut Packet) -> u32 {
+    // SAFETY: the caller's per-CPU map value, to which nobody holds a reference. It holds a packet or, at first, zeroes:
+    // an opcode, a version, `None`s and `false`s.
+    match parse_into(frame, Link::Ethernet, unsafe { &mut *out }) {
+        Ok(()) => USABLE,
+        Err(Other::NotRoce) => NOT_ROCE,
+        Err(Other::RoceV1) => ROCE_V1,
+        Err(Other::Malformed(reason)) => reason as u32,
+    }
+}
+
+/// The destination address of the packet of an XDP context, where the linear part tells it.
+#[inline(always)]
+pub(crate) fn xdp_destination(ctx: &XdpContext) -> Option<Addr> {
+    destination(&XdpFrame { linear: Linear { data: ctx.data(), end: ctx.data_end() }, ctx: ctx.ctx })
+}
+
+/// The destination address of the packet of a tc context, where the linear part tells it.
+#[inline(always)]
+pub(crate) fn skb_destination(ctx: &TcContext) -> Option<Addr> {
+    destination(&SkbFrame { linear: Linear { data: ctx.data(), end: ctx.data_end() }, skb: ctx.skb.skb })
+}
+
+/// Copies `N` bytes of the packet at `offset`.
+#[inline(always)]
+pub(crate) fn load<const N: usize>(ctx: &TcContext, offset: usize) -> Option<[u8; N]> {
+    let mut out = [0u8; N];
+    // SAFETY: `out` holds N bytes.
+    let failed = unsafe { bpf_skb_load_bytes(ctx.as_ptr(), offset as u32, out.as_mut_ptr().cast(), N as u32) };
+    if failed == 0 { Some(out) } else { None }
+}
+
+/// Overwrites `N` bytes of the packet at `offset`; says whether it could.
+#[inline(always)]
+pub(crate) fn store<const N: usize>(ctx: &TcContext, offset: usize, bytes: &[u8; N], flags: u64) -> bool {
+    // SAFETY: `bytes` holds N bytes.
+    unsafe { bpf_skb_store_bytes(ctx.skb.skb, offset as u32, bytes.as_ptr().cast(), N as u32, flags) == 0 }
+}
+
+/// `skb->priority`.
+#[inline(always)]
+pub(crate) fn priority(ctx: &TcContext) -> u32 {
+    // SAFETY: the context of this program run.
+    unsafe { (*ctx.skb.skb).priority }
+}
+
+/// Sets `skb->priority`.
+#[inline(always)]
+pub(crate) fn set_priority(ctx: &TcContext, priority: u32) {
+    // SAFETY: the context of this program run.
+    unsafe { (*ctx.skb.skb).priority = priority };
+}
+
+/// Sets the class that a filter of a classful qdisc chooses.
+#[inline(always)]
+pub(crate) fn set_classid(ctx: &TcContext, classid: u32) {
+    // SAFETY: the context of this program run.
+    unsafe { (*ctx.skb.skb).tc_classid = classid };
+}

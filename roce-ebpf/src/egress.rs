@@ -1,0 +1,63 @@
+//! The egress tap.
+
+use aya_ebpf::programs::TcContext;
+use roce_common::{
+    abi::{Config, Counter, Direction, Role, Tap},
+    wire::{Kind, Other, Packet},
+};
+
+use crate::{
+    count::Tally,
+    ctx::{self, Slot},
+    ingress::is_local,
+    maps::CONFIG,
+    mark, np, pace, queue, track,
+};
+
+/// The whole egress tap.
+#[inline(always)]
+pub(crate) fn tc(ctx: &TcContext) {
+    let Some(tally) = Tally::of(Direction::Egress) else { return };
+    match ctx::parse_skb(ctx, Slot::TcEgress) {
+        Err(Other::NotRoce) => tally.add(Counter::NotRoce),
+        Err(Other::RoceV1) => tally.add(Counter::Rocev1),
+        Err(Other::Malformed(reason)) => tally.add(Counter::of_malformed(reason)),
+        Ok(packet) => well_formed(ctx, tally, packet),
+    }
+}
+
+#[inline(always)]
+fn well_formed(ctx: &TcContext, tally: Tally, packet: &mut Packet) {
+    let Some(cfg) = CONFIG.get(0) else { return };
+    let tap = Tap::new(cfg.ifindex, Direction::Egress);
+    if np::take_job(ctx, cfg, tally, tap, packet) {
+        return;
+    }
+    tally.add(Counter::Rocev2);
+    let is_cnp = packet.bth.opcode.kind() as u8 == Kind::Cnp as u8;
+    if is_cnp {
+        tally.add(Counter::Cnp);
+    }
+    write(ctx, cfg, tally, packet, is_cnp);
+    if !is_cnp {
+        tally.add(Counter::of_ecn(packet.ecn()));
+        track::observe(cfg, tally, tap, packet);
+    }
+}
+
+/// What the role may write.
+#[inline(always)]
+fn write(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &mut Packet, is_cnp: bool) {
+    if cfg.role == Role::Host as u32 {
+        if !is_local(&packet.src) {
+            tally.add(Counter::Transit);
+            return;
+        }
+        mark::class_of_service(ctx, cfg, tally, packet, is_cnp);
+        if !is_cnp {
+            pace::pace(ctx, cfg, tally, packet);
+        }
+    } else if cfg.role == Role::Cp as u32 {
+        queue::pass(ctx, cfg, tally, packet, is_cnp);
+    }
+}

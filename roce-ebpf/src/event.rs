@@ -1,0 +1,72 @@
+//! Telling user space.
+
+use aya_ebpf::{helpers::generated::bpf_ktime_get_ns, maps::RingBuf};
+use roce_common::{
+    abi::{Config, Counter, Event, EventKind, Tap},
+    wire::Packet,
+};
+
+use crate::{
+    count::Tally,
+    maps::{CNP_RING, EVENT_BUDGET, TELEMETRY},
+};
+
+/// A tick of the event budget: 2^26 ns, about 1/16 second.
+const TICK_SHIFT: u64 = 26;
+
+/// Hands a CNP for a local queue pair to the controller. Its ring carries nothing else.
+#[inline(always)]
+pub(crate) fn cnp(tally: Tally, tap: Tap, packet: &Packet, now: u64) {
+    if !push(&CNP_RING, tap, packet, EventKind::Cnp, u32::from(packet.tos), now) {
+        tally.add(Counter::CnpRingFull);
+    }
+}
+
+/// Reports something about `packet`, within this CPU's budget.
+#[inline(always)]
+pub(crate) fn telemetry(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet, kind: EventKind, value: u32) {
+    // SAFETY: the helper has no arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    if !within_budget(cfg, now) {
+        tally.add(Counter::EventsLimited);
+    } else if !push(&TELEMETRY, tap, packet, kind, value, now) {
+        tally.add(Counter::EventsLost);
+    }
+}
+
+#[inline(always)]
+fn within_budget(cfg: &Config, now: u64) -> bool {
+    let Some(budget) = EVENT_BUDGET.get_ptr_mut(0) else { return false };
+    let tick = now >> TICK_SHIFT;
+    // SAFETY: a live per-CPU map value.
+    let budget = unsafe { &mut *budget };
+    if budget.tick != tick {
+        budget.tick = tick;
+        budget.used = 0;
+    }
+    if budget.used >= u64::from(cfg.events_per_tick) {
+        return false;
+    }
+    budget.used += 1;
+    true
+}
+
+#[inline(always)]
+fn push(ring: &RingBuf, tap: Tap, packet: &Packet, kind: EventKind, value: u32, now: u64) -> bool {
+    let Some(mut entry) = ring.reserve::<Event>(0) else { return false };
+    entry.write(Event {
+        time_ns: now,
+        kind: kind as u32,
+        tap,
+        src: packet.src,
+        dst: packet.dst,
+        dest_qp: packet.bth.dest_qp.get(),
+        psn: packet.bth.psn.get(),
+        value,
+        src_port: packet.src_port,
+        opcode: packet.bth.opcode.get(),
+        tos: packet.tos,
+    });
+    entry.submit(0);
+    true
+}

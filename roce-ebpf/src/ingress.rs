@@ -1,0 +1,140 @@
+//! The ingress tap, from XDP or tc.
+
+use aya_ebpf::{
+    helpers::generated::bpf_ktime_get_ns,
+    programs::{TcContext, XdpContext},
+};
+use roce_common::{
+    abi::{Config, Counter, Direction, Flags, PairKey, Role, Tap},
+    units::{Addr, Ecn},
+    wire::{Kind, Malformed, Other, Packet},
+};
+
+use crate::{
+    atomic,
+    count::Tally,
+    ctx::{self, Parsed, Slot},
+    event,
+    maps::{CONFIG, LOCAL, PAIRS},
+    np, track,
+};
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It goes on, unchanged.
+    Pass,
+    /// It must not reach rxe.
+    Drop,
+}
+
+/// Whether `addr` is one of this host's.
+#[inline(always)]
+pub(crate) fn is_local(addr: &Addr) -> bool {
+    LOCAL.get_ptr(addr).is_some()
+}
+
+/// XDP: the whole ingress tap.
+#[inline(always)]
+pub(crate) fn xdp(ctx: &XdpContext) -> Fate {
+    handle(&ctx::parse_xdp(ctx, Slot::Xdp), || ctx::xdp_destination(ctx))
+}
+
+/// tc: the NP, and the whole ingress tap where XDP is not attached.
+#[inline(always)]
+pub(crate) fn tc(ctx: &TcContext) -> Fate {
+    let verdict = ctx::parse_skb(ctx, Slot::TcIngress);
+    let Some(cfg) = CONFIG.get(0) else { return Fate::Pass };
+    let mut fate = Fate::Pass;
+    if cfg.flags & Flags::TC_INGRESS != 0 {
+        fate = handle(&verdict, || ctx::skb_destination(ctx));
+    }
+    if let Ok(packet) = &verdict
+        && packet.ecn() as u8 == Ecn::Ce as u8
+        && packet.payload_len > 0
+        && cfg.role == Role::Host as u32
+        && is_local(&packet.dst)
+        && let Some(tally) = Tally::of(Direction::Ingress)
+    {
+        np::answer(ctx, cfg, tally, packet);
+    }
+    fate
+}
+
+#[inline(always)]
+fn handle(verdict: &Parsed, destination: impl FnOnce() -> Option<Addr>) -> Fate {
+    let Some(tally) = Tally::of(Direction::Ingress) else { return Fate::Pass };
+    match verdict {
+        Err(Other::NotRoce) => {
+            tally.add(Counter::NotRoce);
+            Fate::Pass
+        }
+        Err(Other::RoceV1) => {
+            tally.add(Counter::Rocev1);
+            Fate::Pass
+        }
+        Err(Other::Malformed(reason)) => malformed(tally, *reason, destination),
+        Ok(packet) => well_formed(tally, packet),
+    }
+}
+
+/// Malformed packets can panic rxe, so the guard stops those for a local address. A later fragment has no port, so it
+/// may be anybody's; a packet whose headers could not be read is not known to be malformed.
+#[inline(always)]
+fn malformed(tally: Tally, reason: Malformed, destination: impl FnOnce() -> Option<Addr>) -> Fate {
+    tally.add(Counter::of_malformed(reason));
+    let Some(cfg) = CONFIG.get(0) else { return Fate::Pass };
+    if cfg.role != Role::Host as u32
+        || cfg.flags & Flags::GUARD == 0
+        || matches!(reason, Malformed::UdpFragment | Malformed::TruncatedCapture)
+    {
+        return Fate::Pass;
+    }
+    match destination() {
+        Some(addr) if is_local(&addr) => {
+            tally.add(Counter::GuardDropped);
+            Fate::Drop
+        }
+        _ => Fate::Pass,
+    }
+}
+
+#[inline(always)]
+fn well_formed(tally: Tally, packet: &Packet) -> Fate {
+    tally.add(Counter::Rocev2);
+    let Some(cfg) = CONFIG.get(0) else { return Fate::Pass };
+    let tap = Tap::new(cfg.ifindex, Direction::Ingress);
+    if packet.bth.opcode.kind() as u8 == Kind::Cnp as u8 {
+        return cnp(cfg, tally, tap, packet);
+    }
+    tally.add(Counter::of_ecn(packet.ecn()));
+    track::observe(cfg, tally, tap, packet);
+    Fate::Pass
+}
+
+/// A CNP for one of our queue pairs goes to the controller; rxe never sees it.
+#[inline(always)]
+fn cnp(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) -> Fate {
+    tally.add(Counter::Cnp);
+    if !packet.bth.becn {
+        tally.add(Counter::CnpWithoutBecn);
+    }
+    if cfg.role != Role::Host as u32 || !is_local(&packet.dst) {
+        return Fate::Pass;
+    }
+    match PAIRS.get_ptr_mut(&PairKey::new(packet.src, packet.dst, packet.bth.dest_qp)) {
+        Some(pair) => {
+            // SAFETY: a live map value; `cnp_rx` is an aligned u64 of it.
+            unsafe { atomic::add_u64(&raw mut (*pair).cnp_rx, 1) };
+            // SAFETY: the helper has no arguments.
+            event::cnp(tally, tap, packet, unsafe { bpf_ktime_get_ns() });
+        }
+        // Nobody to slow down, and nothing a flood of forged CNPs could fill.
+        None => tally.add(Counter::CnpUnpaired),
+    }
+    if cfg.flags & Flags::CONSUME_CNP == 0 {
+        return Fate::Pass;
+    }
+    tally.add(Counter::CnpConsumed);
+    Fate::Drop
+}

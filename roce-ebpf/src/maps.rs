@@ -1,0 +1,60 @@
+//! Every map. The catalogue with writers, readers and lifetimes is in ARCHITECTURE.md.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, PerCpuArray, RingBuf},
+};
+use roce_common::{
+    abi::{
+        CNP_RING_BYTES, CnpJob, Config, Counters, EventBudget, FlowKey, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS,
+        MAX_RATES, PaceCell, PairKey, PairValue, PeerQp, RateValue, TELEMETRY_RING_BYTES, VirtualQueue,
+    },
+    flow::Flow,
+    units::Addr,
+    wire::{Packet, emit::CNP_FRAME_V6},
+};
+
+/// `BPF_F_NO_PREALLOC`: entries cost memory only while they exist.
+const NO_PREALLOC: u32 = 1;
+/// Bytes of headers that the slow path copies: Ethernet, two tags, the longest IPv4 header, UDP, BTH, the longest
+/// extension headers, rounded up.
+pub(crate) const HEADER_BYTES: usize = 192;
+
+#[map]
+pub(crate) static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
+#[map]
+pub(crate) static HEARTBEAT: Array<u64> = Array::with_max_entries(1, 0);
+#[map]
+pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(2, 0);
+#[map]
+pub(crate) static LOCAL: HashMap<Addr, u32> = HashMap::with_max_entries(MAX_LOCAL_ADDRS, NO_PREALLOC);
+#[map]
+pub(crate) static FLOWS: HashMap<FlowKey, Flow> = HashMap::with_max_entries(MAX_FLOWS, NO_PREALLOC);
+#[map]
+pub(crate) static PAIRS: HashMap<PairKey, PairValue> = HashMap::with_max_entries(MAX_PAIRS, NO_PREALLOC);
+#[map]
+pub(crate) static RATES: HashMap<PeerQp, RateValue> = HashMap::with_max_entries(MAX_RATES, NO_PREALLOC);
+#[map]
+pub(crate) static PACE: HashMap<PeerQp, PaceCell> = HashMap::with_max_entries(MAX_RATES, NO_PREALLOC);
+#[map]
+pub(crate) static VQUEUE: Array<VirtualQueue> = Array::with_max_entries(1, 0);
+#[map]
+pub(crate) static CNP_RING: RingBuf = RingBuf::with_byte_size(CNP_RING_BYTES, 0);
+#[map]
+pub(crate) static TELEMETRY: RingBuf = RingBuf::with_byte_size(TELEMETRY_RING_BYTES, 0);
+#[map]
+pub(crate) static JOB: PerCpuArray<CnpJob> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+pub(crate) static EVENT_BUDGET: PerCpuArray<EventBudget> = PerCpuArray::with_max_entries(1, 0);
+/// Where the egress program builds a CNP.
+#[map]
+pub(crate) static CNP_FRAME: PerCpuArray<[u8; CNP_FRAME_V6]> = PerCpuArray::with_max_entries(1, 0);
+/// A zeroed flow to insert: too large for the stack. Nobody writes it.
+#[map]
+pub(crate) static NEW_FLOW: PerCpuArray<Flow> = PerCpuArray::with_max_entries(1, 0);
+/// The parsed packet, one entry per program (the egress program runs inside tc ingress when a CNP is made).
+#[map]
+pub(crate) static PACKET: PerCpuArray<Packet> = PerCpuArray::with_max_entries(4, 0);
+/// Headers copied out of packets whose linear part does not hold them.
+#[map]
+pub(crate) static HEADERS: PerCpuArray<[u8; HEADER_BYTES]> = PerCpuArray::with_max_entries(1, 0);

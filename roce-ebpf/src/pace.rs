@@ -1,0 +1,120 @@
+//! Pacing: a limited queue pair's packets get a departure time (EDT, for fq) or a class (HTB).
+
+use aya_ebpf::{
+    helpers::generated::{bpf_ktime_get_ns, bpf_skb_set_tstamp},
+    programs::TcContext,
+};
+use roce_common::{
+    abi::{Config, Counter, PaceCell, Pacer, PeerQp, RateValue, Role},
+    dcqcn::cp::take,
+    units::Rate,
+    wire::{Kind, Packet},
+};
+
+use crate::{
+    atomic,
+    count::Tally,
+    ctx::{self, Slot},
+    ingress::is_local,
+    maps::{CONFIG, HEARTBEAT, PACE, RATES},
+};
+
+/// Tries to book a departure time this often before the packet leaves unpaced.
+const BOOK_TRIES: u32 = 16;
+/// No packet is put off further than this; fq's own horizon is 10 s.
+const HORIZON_NS: u64 = 5_000_000_000;
+/// `BPF_SKB_TSTAMP_DELIVERY_MONO`: the departure time is on CLOCK_MONOTONIC (Linux 5.18).
+const DELIVERY_MONO: u32 = 1;
+
+/// Whether the controller is alive: a dead or stopped one must not leave the host throttled.
+#[inline(always)]
+fn controller_alive(cfg: &Config, now: u64) -> bool {
+    match HEARTBEAT.get(0) {
+        Some(beat) => now.wrapping_sub(*beat) <= cfg.failsafe_ns || *beat > now,
+        None => false,
+    }
+}
+
+/// The rate of the packet's queue pair, when it is limited and the controller alive.
+#[inline(always)]
+fn rate_of(packet: &Packet) -> Option<(PeerQp, &'static RateValue)> {
+    let key = PeerQp::new(packet.dst, packet.bth.dest_qp);
+    let rate = RATES.get_ptr(&key)?;
+    // SAFETY: a live map value; user space replaces it whole.
+    Some((key, unsafe { &*rate }))
+}
+
+/// Paces one packet of a local queue pair. Never drops.
+#[inline(always)]
+pub(crate) fn pace(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packet) {
+    if cfg.pacer == Pacer::Off as u32 {
+        return;
+    }
+    let Some((key, rate)) = rate_of(packet) else { return };
+    let Some(cell) = PACE.get_ptr_mut(&key) else { return };
+    let len = u64::from(ctx.len());
+    // SAFETY: aligned u64s of a live map value.
+    unsafe {
+        atomic::add_u64(&raw mut (*cell).bytes, len);
+        atomic::add_u64(&raw mut (*cell).packets, 1);
+    }
+    // SAFETY: the helper has no arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let alive = controller_alive(cfg, now);
+    tally.add(if alive { Counter::Paced } else { Counter::PacingFailsafe });
+    if cfg.pacer != Pacer::Edt as u32 {
+        return;
+    }
+    // An ACK takes its turn behind the data before it and costs nothing. Without a controller everything does: what is
+    // booked leaves in order, and nothing is booked any more.
+    let cost = if !alive || packet.bth.opcode.is_acknowledge() {
+        0
+    } else {
+        Rate::from_bytes_per_sec(rate.bytes_per_sec).time_for(len).0
+    };
+    let Some(departure) = book(cell, now, cost) else {
+        tally.add(Counter::PaceContended);
+        return;
+    };
+    if departure > now {
+        // SAFETY: the context of this program run. It fails on packets that are not IP only, which ours are.
+        let _ip_always = unsafe { bpf_skb_set_tstamp(ctx.skb.skb, departure, DELIVERY_MONO) };
+    }
+}
+
+/// Books `cost` nanoseconds in the limiter and returns when they start.
+#[inline(always)]
+fn book(cell: *mut PaceCell, now: u64, cost: u64) -> Option<u64> {
+    for _ in 0..BOOK_TRIES {
+        // SAFETY: an aligned u64 of a live map value.
+        let next = unsafe { (&raw const (*cell).next_ns).read_volatile() };
+        let slot = take(next, now, cost, HORIZON_NS);
+        if cost == 0 {
+            return Some(slot.start_ns);
+        }
+        // SAFETY: as above.
+        if unsafe { atomic::replace_u64(&raw mut (*cell).next_ns, next, slot.next_ns) } {
+            return Some(slot.start_ns);
+        }
+    }
+    None
+}
+
+/// The HTB class of a packet, when its queue pair is limited.
+#[inline(always)]
+pub(crate) fn htb_class(ctx: &TcContext) -> Option<u32> {
+    let Ok(packet) = ctx::parse_skb(ctx, Slot::Htb) else { return None };
+    if packet.bth.opcode.kind() as u8 == Kind::Cnp as u8 {
+        return None;
+    }
+    let cfg = CONFIG.get(0)?;
+    if cfg.role != Role::Host as u32 || cfg.pacer != Pacer::Htb as u32 || !is_local(&packet.src) {
+        return None;
+    }
+    let (_, rate) = rate_of(packet)?;
+    // SAFETY: the helper has no arguments.
+    if rate.classid == 0 || !controller_alive(cfg, unsafe { bpf_ktime_get_ns() }) {
+        return None;
+    }
+    Some(rate.classid)
+}

@@ -1,0 +1,219 @@
+//! The inspector's counting: every frame through the parser, every RoCEv2 packet through its flow's tracker.
+
+use std::collections::{BTreeMap, HashMap};
+
+use roce_common::{
+    abi::{Direction, FlowKey, MAX_FLOWS, Space, Tap},
+    flow::{Flow, refusal},
+    psn::Psn,
+    units::Nanos,
+    wire::{Kind, Malformed, Packet, Syndrome, Verdict, icrc},
+};
+
+use super::{
+    attribution::{Attribution, FlowIndex},
+    capture::{Capture, Frame},
+};
+use crate::export::{CaptureReport, Counters, DscpCounts, EcnCounts, FlowReport, IcrcCounts, SCHEMA};
+
+/// A flow and what the file's reader can afford beyond what the kernel keeps.
+struct Entry {
+    key: FlowKey,
+    flow: Flow,
+    /// Packets by DSCP, once there are more of them than the flow itself counts.
+    dscps: Option<Box<[u64; 64]>>,
+}
+
+/// Counts of a capture in the making.
+pub(super) struct Analysis {
+    most_flows: usize,
+    frames: u64,
+    rocev2: u64,
+    rocev1: u64,
+    not_roce: u64,
+    malformed: [u64; Malformed::ALL.len()],
+    cnp: u64,
+    ecn: EcnCounts,
+    dscp: [u64; 64],
+    icrc: IcrcCounts,
+    flows_refused: u64,
+    index: HashMap<FlowKey, FlowIndex>,
+    entries: Vec<Entry>,
+    attribution: Attribution,
+    first_time: Option<Nanos>,
+    last_time: Nanos,
+}
+
+impl Default for Analysis {
+    fn default() -> Self {
+        Self::new(MAX_FLOWS as usize)
+    }
+}
+
+impl Analysis {
+    /// Nothing counted; packets of flows beyond `most_flows` will only be counted at the top.
+    pub(super) fn new(most_flows: usize) -> Self {
+        Self {
+            most_flows,
+            frames: 0,
+            rocev2: 0,
+            rocev1: 0,
+            not_roce: 0,
+            malformed: [0; Malformed::ALL.len()],
+            cnp: 0,
+            ecn: EcnCounts::default(),
+            dscp: [0; 64],
+            icrc: IcrcCounts::default(),
+            flows_refused: 0,
+            index: HashMap::new(),
+            entries: Vec::new(),
+            attribution: Attribution::new(most_flows),
+            first_time: None,
+            last_time: Nanos(0),
+        }
+    }
+
+    /// Takes the next frame.
+    pub(super) fn frame(&mut self, frame: &Frame<'_>) {
+        self.frames += 1;
+        self.first_time.get_or_insert(frame.time);
+        self.last_time = frame.time;
+        match frame.link.parse(&(frame.bytes, frame.wire_len)) {
+            Verdict::Roce(packet) => {
+                self.rocev2 += 1;
+                match icrc::is_valid(frame.bytes, &packet) {
+                    Some(true) => self.icrc.valid += 1,
+                    Some(false) => self.icrc.invalid += 1,
+                    None => self.icrc.unchecked += 1,
+                }
+                self.packet(Tap::new(frame.interface, Direction::Ingress), &packet, frame.time);
+            }
+            Verdict::RoceV1 => self.rocev1 += 1,
+            Verdict::NotRoce => self.not_roce += 1,
+            Verdict::Malformed(reason) => self.malformed[reason as usize] += 1,
+        }
+    }
+
+    fn packet(&mut self, tap: Tap, packet: &Packet, now: Nanos) {
+        let space = match packet.bth.opcode.kind() {
+            Kind::Cnp => {
+                self.cnp += 1;
+                self.attribution.cnp(tap, packet);
+                return;
+            }
+            Kind::Request => Space::Request,
+            Kind::Response => Space::Response,
+        };
+        self.ecn.count(packet.ecn());
+        self.dscp[usize::from(packet.dscp().get())] += 1;
+        let key = FlowKey::new(tap, packet.src, packet.dst, packet.bth.dest_qp, space);
+        let Some(number) = self.entry(key) else {
+            self.flows_refused += 1;
+            return;
+        };
+        let entry = &mut self.entries[number];
+        entry.observe(packet, now);
+        match space {
+            Space::Request => self.attribution.request(number, &key, packet, &self.entries[number].flow.tracker),
+            Space::Response => self.response(tap, packet),
+        }
+    }
+
+    /// Learns from a response which flow its QP sends, and tells that flow what the response refuses.
+    fn response(&mut self, tap: Tap, packet: &Packet) {
+        self.attribution.response(tap, packet);
+        let Some(syndrome) = refusal(packet) else { return };
+        if !matches!(syndrome, Syndrome::PsnSequence | Syndrome::RnrNak(_)) {
+            return;
+        }
+        let entries = &self.entries;
+        let in_window = |flow: FlowIndex, psn: Psn| entries[flow].flow.tracker.in_window(psn);
+        let Some(flow) = self.attribution.refused(tap, packet, in_window) else { return };
+        let tracker = &mut self.entries[flow].flow.tracker;
+        if syndrome == Syndrome::PsnSequence {
+            tracker.note_sequence_nak(packet.bth.psn);
+        } else {
+            tracker.note_rnr_nak(packet.bth.psn);
+        }
+    }
+
+    /// The number of the flow, new or known; `None` where there is no room for another.
+    fn entry(&mut self, key: FlowKey) -> Option<FlowIndex> {
+        if let Some(&number) = self.index.get(&key) {
+            return Some(number);
+        }
+        let number = self.entries.len();
+        if number >= self.most_flows {
+            return None;
+        }
+        self.index.insert(key, number);
+        self.entries.push(Entry { key, flow: Flow::default(), dscps: None });
+        Some(number)
+    }
+
+    /// Time from the first to the last frame.
+    pub(super) fn duration(&self) -> Nanos {
+        self.last_time.since(self.first_time.unwrap_or(self.last_time))
+    }
+
+    /// The end of the capture.
+    pub(super) fn finish(mut self, file: String, capture: Capture) -> CaptureReport {
+        for (flow, cnps) in self.attribution.cnps_by_flow(&self.index) {
+            self.entries[flow].flow.cnp += cnps;
+        }
+        let mut counters = Counters::default();
+        let flows: Vec<_> = self
+            .entries
+            .iter()
+            .map(|entry| {
+                let report = entry.report(&capture.interfaces);
+                counters.add(&report.counters);
+                report
+            })
+            .collect();
+        CaptureReport {
+            schema: SCHEMA,
+            file,
+            frames: self.frames,
+            rocev2: self.rocev2,
+            rocev1: self.rocev1,
+            not_roce: self.not_roce,
+            malformed: Malformed::ALL
+                .into_iter()
+                .map(|r| (r.name(), self.malformed[r as usize]))
+                .collect::<BTreeMap<_, _>>(),
+            cnp: self.cnp,
+            ecn: self.ecn,
+            dscp: by_number(&self.dscp),
+            icrc: self.icrc,
+            counters,
+            flows_refused: self.flows_refused,
+            incomplete: capture.incomplete,
+            flows,
+        }
+    }
+}
+
+impl Entry {
+    fn observe(&mut self, packet: &Packet, now: Nanos) {
+        let others = self.flow.dscp_others;
+        self.flow.observe(packet, now);
+        if self.flow.dscp_others != others {
+            self.dscps.get_or_insert_with(|| Box::new([0; 64]))[usize::from(packet.dscp().get())] += 1;
+        }
+    }
+
+    fn report(&self, interfaces: &[String]) -> FlowReport {
+        let tap = interfaces.get(self.key.tap.ifindex() as usize).cloned().unwrap_or_default();
+        let mut report = FlowReport::new(&self.key, &self.flow, tap);
+        if let Some(dscps) = &self.dscps {
+            report.dscp.remove("other");
+            report.dscp.extend(by_number(dscps));
+        }
+        report
+    }
+}
+
+fn by_number(counts: &[u64; 64]) -> DscpCounts {
+    counts.iter().enumerate().filter(|&(_, &n)| n != 0).map(|(dscp, &n)| (dscp.to_string(), n)).collect()
+}

@@ -1,0 +1,203 @@
+//! The report for people: what the file holds, what that means, then the flows.
+
+use std::io::{Result, Write};
+
+use roce_common::units::Nanos;
+
+use crate::export::{CaptureReport, Counters, FlowReport, NakCounts};
+
+/// Flows shown; JSON has them all.
+const MOST_ROWS: usize = 64;
+
+/// Writes the report.
+pub(super) fn write(out: &mut impl Write, report: &CaptureReport, duration: Nanos) -> Result<()> {
+    summary(out, report, duration)?;
+    findings(out, report)?;
+    flows(out, report)
+}
+
+fn summary(out: &mut impl Write, r: &CaptureReport, duration: Nanos) -> Result<()> {
+    let malformed = r.malformed_total();
+    let micros = duration.0 / 1_000;
+    writeln!(out, "{}", r.file)?;
+    writeln!(
+        out,
+        "  {} frames in {}.{:06} s: {} RoCEv2, {} RoCEv1, {} other, {malformed} malformed",
+        r.frames,
+        micros / 1_000_000,
+        micros % 1_000_000,
+        r.rocev2,
+        r.rocev1,
+        r.not_roce
+    )?;
+    if malformed > 0 {
+        let reasons = r.malformed.iter().filter(|&(_, &n)| n > 0).map(|(name, n)| format!("{name} {n}"));
+        writeln!(out, "  malformed:  {}", join(reasons))?;
+    }
+    if r.rocev2 == 0 {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "  ECN:        CE {}, ECT(0) {}, ECT(1) {}, Not-ECT {}; {} CNPs",
+        r.ecn.ce, r.ecn.ect0, r.ecn.ect1, r.ecn.not_ect, r.cnp
+    )?;
+    let mut dscps: Vec<_> = r.dscp.iter().collect();
+    dscps.sort_by_key(|(dscp, _)| dscp.parse::<u8>().unwrap_or(u8::MAX));
+    if !dscps.is_empty() {
+        writeln!(out, "  DSCP:       {}", join(dscps.iter().map(|(dscp, n)| format!("{dscp}: {n}"))))?;
+    }
+    writeln!(out, "  ICRC:       {} valid, {} wrong, {} not checked", r.icrc.valid, r.icrc.invalid, r.icrc.unchecked)?;
+    let c = &r.counters;
+    writeln!(
+        out,
+        "  PSNs:       {} missing = {} lost + {} reordered + {} open; {} lost again",
+        c.missing_psns, c.lost, c.reordered, c.open, c.lost_again
+    )?;
+    writeln!(
+        out,
+        "  packets:    {} retransmitted, {} duplicates, {} discontinuities",
+        c.retransmitted, c.duplicates, c.discontinuities
+    )?;
+    writeln!(
+        out,
+        "  responder:  {} NAKs{}, {} RNR NAKs; {} losses after this tap, {} READs asked again",
+        c.nak.total(),
+        nak_kinds(&c.nak),
+        c.rnr_nak,
+        c.lost_after_tap,
+        c.reasked
+    )
+}
+
+fn nak_kinds(nak: &NakCounts) -> String {
+    let kinds = [
+        (nak.psn_sequence, "sequence"),
+        (nak.invalid_request, "invalid request"),
+        (nak.remote_access, "remote access"),
+        (nak.remote_operational, "remote operational"),
+        (nak.other, "other"),
+    ];
+    if nak.total() == 0 {
+        return String::new();
+    }
+    format!(" ({})", join(kinds.iter().filter(|k| k.0 > 0).map(|(n, name)| format!("{n} {name}"))))
+}
+
+fn findings(out: &mut impl Write, r: &CaptureReport) -> Result<()> {
+    let c = &r.counters;
+    let found = [
+        (r.incomplete.is_some(), format!("incomplete: {}", r.incomplete.as_deref().unwrap_or_default())),
+        (
+            c.lost + c.lost_again > 0,
+            format!(
+                "{} packets were lost before this tap, {} of them retransmissions",
+                c.lost + c.lost_again,
+                c.lost_again
+            ),
+        ),
+        (
+            c.lost_after_tap > 0,
+            format!("{} losses after this tap: the peer asked again for what had passed", c.lost_after_tap),
+        ),
+        (c.reasked > 0, format!("READs were asked again {} times: their responses were lost or late", c.reasked)),
+        (
+            c.rnr_nak > 0,
+            format!("the responder was not ready {} times: receive buffers are posted too late", c.rnr_nak),
+        ),
+        (
+            c.nak.total() > c.nak.psn_sequence,
+            format!("{} NAKs that end a queue pair{}", c.nak.total() - c.nak.psn_sequence, nak_kinds(&c.nak)),
+        ),
+        (r.ecn.ce > 0 && r.cnp == 0, format!("{} packets carry CE and there is no CNP: nobody slows down", r.ecn.ce)),
+        (r.icrc.invalid > 0, format!("{} packets have a wrong ICRC: a receiver drops them", r.icrc.invalid)),
+        (r.flows_refused > 0, format!("{} packets of flows beyond the number kept are in no flow", r.flows_refused)),
+    ];
+    for (_, text) in found.iter().filter(|f| f.0) {
+        writeln!(out, "  ! {text}")?;
+    }
+    Ok(())
+}
+
+/// A column: title, value, and whether it is shown where every value is 0.
+type Column = (&'static str, fn(&FlowReport) -> String, bool);
+
+const COLUMNS: [Column; 20] = [
+    ("TAP", |f| f.tap.clone(), true),
+    ("SOURCE", |f| f.src.to_string(), true),
+    ("DESTINATION", |f| f.dst.to_string(), true),
+    ("QP", |f| f.dest_qp.to_string(), true),
+    ("SPACE", |f| f.space.to_owned(), true),
+    ("SVC", |f| f.service.to_owned(), true),
+    ("PACKETS", |f| f.packets.to_string(), true),
+    ("BYTES", |f| f.bytes.to_string(), true),
+    ("FIRST", |f| f.first_psn.to_string(), true),
+    ("LAST", |f| f.last_psn.to_string(), true),
+    ("CE", |f| f.ecn.ce.to_string(), false),
+    ("CNP", |f| f.cnp.to_string(), false),
+    ("MISSING", |f| f.counters.missing_psns.to_string(), false),
+    ("LOST", |f| f.counters.lost.to_string(), false),
+    ("AGAIN", |f| f.counters.lost_again.to_string(), false),
+    ("OPEN", |f| f.counters.open.to_string(), false),
+    ("REORD", |f| f.counters.reordered.to_string(), false),
+    ("DUP", |f| f.counters.duplicates.to_string(), false),
+    ("RETX", |f| f.counters.retransmitted.to_string(), false),
+    ("NOTES", |f| notes(&f.counters), false),
+];
+/// Columns of words; numbers stand right.
+const WORDS: [&str; 6] = ["TAP", "SOURCE", "DESTINATION", "SPACE", "SVC", "NOTES"];
+
+/// The rarer counters, by name.
+fn notes(c: &Counters) -> String {
+    let all = [
+        (c.nak.total(), "NAK"),
+        (c.rnr_nak, "RNR"),
+        (c.lost_after_tap, "lost after tap"),
+        (c.reasked, "reasked"),
+        (c.discontinuities, "discontinuities"),
+    ];
+    join(all.iter().filter(|n| n.0 > 0).map(|(n, name)| format!("{n} {name}")))
+}
+
+fn flows(out: &mut impl Write, r: &CaptureReport) -> Result<()> {
+    if r.flows.is_empty() {
+        return Ok(());
+    }
+    let mut rows: Vec<&FlowReport> = r.flows.iter().collect();
+    if rows.len() > MOST_ROWS {
+        rows.sort_by_key(|f| std::cmp::Reverse(f.packets));
+        rows.truncate(MOST_ROWS);
+    }
+    writeln!(out)?;
+    let columns: Vec<(&str, Vec<String>)> = COLUMNS
+        .iter()
+        .map(|(title, value, always)| (*title, rows.iter().map(|f| value(f)).collect::<Vec<_>>(), *always))
+        .filter(|(_, values, always)| *always || values.iter().any(|v| v != "0" && !v.is_empty()))
+        .map(|(title, values, _)| (title, values))
+        .collect();
+    let widths: Vec<usize> = columns
+        .iter()
+        .map(|(title, values)| values.iter().map(String::len).chain([title.len()]).max().unwrap_or(0))
+        .collect();
+    let mut line = |cell: &dyn Fn(usize) -> String| {
+        let mut text = String::from(" ");
+        for (i, (title, _)) in columns.iter().enumerate() {
+            let (cell, width) = (cell(i), widths[i]);
+            text.push(' ');
+            text += &if WORDS.contains(title) { format!("{cell:<width$}") } else { format!("{cell:>width$}") };
+        }
+        writeln!(out, "{}", text.trim_end())
+    };
+    line(&|i| columns[i].0.to_owned())?;
+    for row in 0..rows.len() {
+        line(&|i| columns[i].1[row].clone())?;
+    }
+    if r.flows.len() > rows.len() {
+        writeln!(out, "  the {} flows with most packets of {}; --json lists all", rows.len(), r.flows.len())?;
+    }
+    Ok(())
+}
+
+fn join(parts: impl Iterator<Item = String>) -> String {
+    parts.collect::<Vec<_>>().join(", ")
+}
