@@ -4,5 +4,6 @@
 pub mod endpoint;
 pub mod lab;
 pub mod progtest;
+pub mod replay;
 pub mod run;
 pub mod units;

@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, error::ErrorKind};
 use roce_tests::{
     lab::{privileged, signals},
     run::{self, RunArgs, Summary},
@@ -28,7 +28,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let Command::Run(args) = Cli::parse().command;
+    let Command::Run(args) = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        // Help and version are no errors and have more than one line.
+        Err(e) if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => e.exit(),
+        Err(e) => {
+            eprintln!("{}", e.to_string().lines().next().unwrap_or("error: bad usage"));
+            return ExitCode::from(2);
+        }
+    };
     match execute(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) if signals::interrupted() => {

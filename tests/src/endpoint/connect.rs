@@ -95,7 +95,7 @@ impl Connection {
     }
 }
 
-/// Makes both ends; the second host's first, so that it is there when the first one's packets arrive.
+/// Makes both ends, then starts them.
 ///
 /// # Errors
 /// See [`Host::add`].
@@ -105,7 +105,8 @@ pub fn connect(
     connection: &Connection,
 ) -> Result<(QpHandle, QpHandle)> {
     let (end_a, end_b) = connection.ends(port_a, port_b);
-    let b = host_b.add(end_b)?;
-    let a = host_a.add(end_a)?;
+    let (a, b) = (host_a.add(end_a)?, host_b.add(end_b)?);
+    b.start();
+    a.start();
     Ok((a, b))
 }

@@ -55,6 +55,8 @@ impl Clock {
 struct Slot {
     qp: Mutex<Qp>,
     wake: Condvar,
+    /// Set once it may send.
+    started: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -157,7 +159,8 @@ impl Host {
         &self.port
     }
 
-    /// Adds a queue pair, which begins at once with what its configuration asks for.
+    /// Adds a queue pair. It receives at once, and sends from [`QpHandle::start`] on, so that both ends can be there
+    /// before the first packet.
     ///
     /// # Errors
     /// When the number is taken or a socket cannot be opened.
@@ -168,7 +171,12 @@ impl Host {
         let sender = self.port.ns.run(|| {
             Sender::open(self.port.index, frame).with_context(|| format!("cannot send on {}", self.port.name))
         })?;
-        let slot = Arc::new(Slot { qp: Mutex::new(qp), wake: Condvar::new(), stop: AtomicBool::new(false) });
+        let slot = Arc::new(Slot {
+            qp: Mutex::new(qp),
+            wake: Condvar::new(),
+            started: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
         {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
             if slots.contains_key(&qpn) {
@@ -248,6 +256,10 @@ fn transmit(slot: &Slot, sender: &Sender, clock: Clock, stop: &AtomicBool, frame
     let stopping = || stop.load(Ordering::Relaxed) || slot.stop.load(Ordering::Relaxed);
     while !stopping() {
         let mut qp = slot.lock();
+        if !slot.started.load(Ordering::Relaxed) {
+            drop(slot.wake.wait_timeout(qp, TICK));
+            continue;
+        }
         let now = clock.now();
         // The buffer has the length the queue pair asked for.
         let Ok(Some(n)) = qp.next_frame(now, &mut buffer) else {
@@ -277,6 +289,14 @@ pub struct QpHandle {
 }
 
 impl QpHandle {
+    /// Lets it send what its configuration asks for, and answer.
+    pub fn start(&self) {
+        // Under the lock: the thread either sees it or waits already.
+        let _qp = self.slot.lock();
+        self.slot.started.store(true, Ordering::Relaxed);
+        self.slot.wake.notify_all();
+    }
+
     /// Its counters now.
     pub fn stats(&self) -> QpStats {
         self.slot.lock().stats().clone()

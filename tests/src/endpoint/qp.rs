@@ -4,7 +4,7 @@ use roce_common::{
     psn::Psn,
     units::Nanos,
     wire::{
-        self, Bth, Kind, Opcode, Packet,
+        self, Bth, Kind, Opcode, Packet, Service,
         emit::{self, EmitError, Ext, Path},
     },
 };
@@ -111,7 +111,8 @@ impl Qp {
 
     /// Takes a packet addressed to this queue pair, its ICRC checked.
     pub fn receive(&mut self, now: Nanos, packet: &Packet) {
-        if packet.src != self.cfg.remote || packet.dst != self.cfg.local {
+        let ours = packet.src == self.cfg.remote && packet.dst == self.cfg.local;
+        if !ours || packet.bth.opcode.service() != Service::Rc {
             return;
         }
         self.stats.received_packets += 1;
@@ -128,14 +129,16 @@ impl Qp {
             (Opcode::ACKNOWLEDGE, Some(aeth)) => {
                 self.requester.on_ack(now, packet.bth.psn, aeth, &mut self.stats);
             }
-            (op, _) if !op.is_acknowledge() && !op.is_atomic_acknowledge() => {
-                if self.requester.on_read_response(now, packet, &mut self.stats) {
-                    let bytes = u64::from(packet.payload_len);
-                    self.stats.accepted_bytes += bytes;
-                    self.stats.accepted.add(now, bytes);
-                }
-            }
-            _ => {}
+            (Opcode::ATOMIC_ACKNOWLEDGE, _) => {}
+            _ => self.on_read_response(now, packet),
+        }
+    }
+
+    fn on_read_response(&mut self, now: Nanos, packet: &Packet) {
+        if self.requester.on_read_response(now, packet, &mut self.stats) {
+            let bytes = u64::from(packet.payload_len);
+            self.stats.accepted_bytes += bytes;
+            self.stats.accepted.add(now, bytes);
         }
     }
 

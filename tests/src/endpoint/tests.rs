@@ -5,7 +5,7 @@ use std::time::Duration;
 use roce_common::{
     psn::Psn,
     units::{Addr, Qpn},
-    wire::{Opcode, Syndrome},
+    wire::{Aeth, Opcode, Syndrome},
 };
 
 use super::memory::{Side, converse};
@@ -78,7 +78,7 @@ fn one_lost_packet_costs_one_nak_and_a_go_back_n() {
     let (mut a, mut b) = pair(Traffic::times(Message::new(Op::Write, 256 * 40), 1), 100, None);
     let (mut lost, mut naks) = (false, Vec::new());
     assert!(converse(&mut a, &mut b, 1_000, |side, _, p| {
-        if let Some(Syndrome::PsnSequence) = p.aeth.map(|a| a.syndrome()) {
+        if let Some(Syndrome::PsnSequence) = p.aeth.map(Aeth::syndrome) {
             naks.push(p.bth.psn.get());
         }
         let drop = side == Side::A && p.bth.psn.get() == 110 && !lost;

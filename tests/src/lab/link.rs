@@ -4,10 +4,12 @@ use std::{
     ffi::CString,
     net::{Ipv4Addr, Ipv6Addr},
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-use nix::errno::Errno;
+use nix::{errno::Errno, net::if_::InterfaceFlags};
 
 use super::netns::Netns;
 
@@ -36,7 +38,7 @@ enum End {
 }
 
 /// Link `number` (0 … 255) between two namespaces: 10.66.n.1 – 10.66.n.2 and fd66:n::1 – fd66:n::2, offloads off,
-/// static neighbours, both ends up.
+/// frames kept in order, static neighbours, both ends up; [`wait_up`] says when they carry frames.
 ///
 /// # Errors
 /// When `ip` is missing or refuses, or an offload cannot be switched off.
@@ -56,17 +58,46 @@ pub fn connect(number: u8, mtu: u32, one: (&Netns, &str), two: (&Netns, &str)) -
         ns.ip(&[
             format!("addr add {v4}/24 dev {name}"),
             format!("addr add {v6}/64 dev {name} nodad"),
-            format!("link set {name} up"),
+            format!("link set dev {name} up"),
             format!("neigh replace {peer4} lladdr {} nud permanent dev {name}", format_mac(mac(peer))),
             format!("neigh replace {peer6} lladdr {} nud permanent dev {name}", format_mac(mac(peer))),
         ])?;
         let index = ns.run(|| {
             offloads_off(name)?;
+            super::order::one_backlog(name, number)?;
             interface_index(name)
         })?;
         Ok(Port { ns: ns.clone(), name: name.to_owned(), index, mac: mac(end), v4, v6 })
     };
     Ok((port(one, End::One, End::Two)?, port(two, End::Two, End::One)?))
+}
+
+/// Waits until all of them carry frames.
+///
+/// # Errors
+/// When one does not within five seconds.
+pub fn wait_up<'a>(ports: impl IntoIterator<Item = &'a Port>) -> Result<()> {
+    for port in ports {
+        port.ns.run(|| wait_running(&port.name))?;
+    }
+    // The flag shows just before the queue is active.
+    thread::sleep(Duration::from_millis(5));
+    Ok(())
+}
+
+/// Waits until an interface of the calling thread's namespace carries frames: the kernel activates the queue of a new
+/// link from a work item, and until then drops what is sent.
+fn wait_running(name: &str) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        let up = nix::ifaddrs::getifaddrs()?
+            .any(|i| i.interface_name == name && i.flags.contains(InterfaceFlags::IFF_RUNNING));
+        if up {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    bail!("{name} did not come up within 5 s")
 }
 
 fn addresses(number: u8, end: End) -> (Ipv4Addr, Ipv6Addr) {

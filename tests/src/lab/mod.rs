@@ -3,11 +3,12 @@
 
 mod link;
 mod netns;
+mod order;
 mod qdisc;
 pub mod signals;
 mod topology;
 
-pub use link::{Port, connect, format_mac, interface_index, offloads_off};
+pub use link::{Port, connect, format_mac, interface_index, offloads_off, wait_up};
 pub use netns::{Netns, privileged};
 pub use qdisc::{QueueReader, QueueStats, QueueSummary, Sampler};
 pub use topology::{Bottleneck, HostPort, LEAF, Pair, Star, mtu_for, shape, transit};

@@ -53,7 +53,7 @@ impl Netns {
             File::open("/proc/thread-self/ns/net").context("/proc/thread-self/ns/net")
         })?;
         let ns = Self { file: Arc::new(file) };
-        ns.ip(&["link set lo up"])?;
+        ns.ip(&["link set dev lo up"])?;
         Ok(ns)
     }
 

@@ -153,9 +153,11 @@ impl Sampler {
             let (stop, samples) = (Arc::clone(&stop), Arc::clone(&samples));
             move || {
                 while !stop.load(Ordering::Relaxed) {
-                    // The queue can only vanish at the end of the lab.
-                    let Ok(stats) = reader.read() else { break };
-                    samples.lock().unwrap_or_else(PoisonError::into_inner).push(Sample { at: Instant::now(), stats });
+                    // A dump that a change interrupted is not worth more than a missing sample.
+                    if let Ok(stats) = reader.read() {
+                        let sample = Sample { at: Instant::now(), stats };
+                        samples.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
+                    }
                     thread::sleep(PERIOD);
                 }
             }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::Result;
 
 use super::{
-    link::{Port, connect},
+    link::{Port, connect, wait_up},
     netns::Netns,
 };
 
@@ -61,6 +61,7 @@ impl Pair {
     pub fn new(mtu: u32) -> Result<Self> {
         let (na, nb) = (Netns::new()?, Netns::new()?);
         let (a, b) = connect(1, mtu, (&na, "a"), (&nb, "b"))?;
+        wait_up([&a, &b])?;
         let (mac_a, mac_b) = (a.mac, b.mac);
         Ok(Self { a: HostPort { port: a, next_hop_mac: mac_b }, b: HostPort { port: b, next_hop_mac: mac_a } })
     }
@@ -99,6 +100,7 @@ impl Star {
         if let Some(b) = bottleneck {
             shape(&receiver_port, b)?;
         }
+        wait_up(hosts.iter().map(|h| &h.port).chain(&ports).chain([&receiver.port, &receiver_port]))?;
         Ok(Self { senders: hosts, receiver, sender_ports: ports, receiver_port })
     }
 

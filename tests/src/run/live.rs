@@ -22,10 +22,10 @@ const BAR: usize = 24;
 /// Counters of the loop while it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LoopCounts {
-    /// Packets the congestion point marked, where the agent reports it while running.
-    pub(super) ce: u64,
-    /// CNPs the senders' controllers reported.
-    pub(super) cnp: u64,
+    /// Packets the congestion point marked, where its agent says so while running.
+    pub(super) ce: Option<u64>,
+    /// CNPs the receiver's agent sent, where it says so while running.
+    pub(super) cnp: Option<u64>,
 }
 
 /// A moment of a pass.
@@ -122,8 +122,11 @@ fn summary_line(s: &Snapshot) -> String {
         s.drops,
         s.retransmitted
     );
-    if let Some(c) = s.loop_counts {
-        line.push_str(&format!("  CE {}  CNP {}", c.ce, c.cnp));
+    let counts = s.loop_counts.unwrap_or_default();
+    for (name, value) in [("CE", counts.ce), ("CNP", counts.cnp)] {
+        if let Some(value) = value {
+            line.push_str(&format!("  {name} {value}"));
+        }
     }
     line
 }

@@ -1,12 +1,13 @@
 //! The main job: the same traffic without and with the loop, side by side.
 
+mod agent;
 mod agents;
 mod live;
 mod options;
 mod report;
 mod traffic;
 
-pub use agents::{AgentProcess, AgentRole};
+pub use agent::{AgentProcess, AgentRole};
 pub use options::{Agent, Options, RunArgs};
 pub use report::{EndpointReport, FlowReport, Side, Summary};
 pub use traffic::Pass;

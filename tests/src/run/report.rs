@@ -25,8 +25,6 @@ pub struct FlowReport {
     pub dest_qp: u32,
     /// Payload accepted for the first time in the second half, bits per second.
     pub rate_bps: u64,
-    /// The limit its reaction point had at the end, where it had one.
-    pub limit_bps: Option<u64>,
 }
 
 /// What the endpoints themselves counted, beside what the dataplane saw.
@@ -143,8 +141,7 @@ pub(super) fn side(
         .map(|(flow, bytes)| {
             let cfg = flow.sender.config();
             let (src, dst, dest_qp) = (cfg.local.to_string(), cfg.remote.to_string(), cfg.remote_qpn.get());
-            let limit_bps = agents.and_then(|a| a.limit(&src, &dst, dest_qp));
-            FlowReport { src, dst, dest_qp, rate_bps: per_second(*bytes, second_half), limit_bps }
+            FlowReport { src, dst, dest_qp, rate_bps: per_second(*bytes, second_half) }
         })
         .collect();
     Side {
