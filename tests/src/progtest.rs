@@ -71,12 +71,12 @@ impl Programs {
         Ok(Self { object, maps })
     }
 
-    /// Loads the benchmark's baseline programs.
+    /// Loads the benchmark's programs besides.
     ///
     /// # Errors
     /// As [`Programs::load`].
-    pub fn load_baseline() -> Result<Self> {
-        let mut object = Object::load_baseline()?;
+    pub fn load_for_benchmark() -> Result<Self> {
+        let mut object = Object::load_for_benchmark()?;
         let maps = Maps::take(&mut object.ebpf)?;
         Ok(Self { object, maps })
     }

@@ -31,14 +31,17 @@ impl Object {
         Ok(Self { ebpf })
     }
 
-    /// Creates the maps and loads the benchmark's baseline programs instead.
+    /// Creates the maps and loads the benchmark's programs besides.
     ///
     /// # Errors
     /// As [`Object::load`].
-    pub fn load_baseline() -> Result<Self> {
-        let mut ebpf = EbpfLoader::new().load(OBJECT_BYTES).context("cannot create the BPF maps")?;
-        for name in ["baseline_empty", "baseline_count"] {
+    pub fn load_for_benchmark() -> Result<Self> {
+        let Self { mut ebpf } = Self::load()?;
+        for name in ["baseline_empty", "baseline_count", "bench_xdp"] {
             xdp_program(&mut ebpf, name)?.load().map_err(|e| load_error(name, e))?;
+        }
+        for name in ["baseline_tc_empty", "baseline_tc_count", "bench_tc_egress"] {
+            tc_program(&mut ebpf, name)?.load().map_err(|e| load_error(name, e))?;
         }
         Ok(Self { ebpf })
     }
