@@ -3,6 +3,9 @@
 use super::*;
 use crate::wire::Opcode;
 
+mod model;
+mod streams;
+
 const WRITE: Opcode = Opcode::WRITE_MIDDLE;
 const PMTU: u16 = 1024;
 

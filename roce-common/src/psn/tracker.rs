@@ -218,9 +218,8 @@ impl Tracker {
             return self.far(psn, span);
         }
         self.state &= !FAR;
-        let follows_run = self.state & RUN != 0 && d < 0 && psn.diff(Psn::new(self.run_cursor)) >= 0;
-        if !follows_run {
-            self.end_run();
+        if self.state & RUN != 0 {
+            self.go_on_or_end_run(psn, d);
         }
         if d < 0 {
             return self.behind(p, span, -d as u32);
@@ -255,11 +254,6 @@ impl Tracker {
                 self.state |= RUN_ASKED_FOR;
             }
         }
-        let skipped = p.psn.wrapping_sub(self.run_cursor) & 0xff_ffff;
-        if skipped != 0 {
-            self.run_skipped += skipped;
-            self.ring.mark(self.run_cursor, skipped, Mark::SKIPPED_AGAIN);
-        }
         let inside = if span < back { span } else { back };
         if self.notes & NAK_NOTED != 0 && self.nak_psn.wrapping_sub(p.psn) & 0xff_ffff < inside {
             self.notes &= !NAK_NOTED;
@@ -283,6 +277,32 @@ impl Tracker {
             }
         }
         if filled == 0 { Outcome::Duplicate } else { Outcome::Filled(filled) }
+    }
+
+    /// A packet at `d` from `next` during a run: inside it, or its end.
+    #[inline(always)]
+    fn go_on_or_end_run(&mut self, psn: Psn, d: i32) {
+        let cursor = Psn::new(self.run_cursor);
+        let ahead = psn.diff(cursor);
+        let goes_on = d < 0 && ahead >= 0;
+        let mut skipped = 0;
+        if goes_on {
+            skipped = ahead as u32;
+        } else if d >= 0 && self.state & RUN_DUPLICATE != 0 {
+            // Beyond: a go-back-N sends everything again, so what is left was dropped with the run's last packets.
+            // A packet or two that were repeated alone skip nothing: more is left than the run had.
+            let left = self.next.wrapping_sub(self.run_cursor) & 0xff_ffff;
+            if left < self.run_packets {
+                skipped = left;
+            }
+        }
+        if skipped != 0 {
+            self.run_skipped += skipped;
+            self.ring.mark(self.run_cursor, skipped, Mark::SKIPPED_AGAIN);
+        }
+        if !goes_on {
+            self.end_run();
+        }
     }
 
     /// The run is over: what was it?
