@@ -77,9 +77,7 @@ pub fn refusal(packet: &Packet) -> Option<Syndrome> {
 #[repr(C)]
 pub struct Flow {
     /// The BPF side's lock; 0 = free. Always 0 offline.
-    pub lock: u32,
-    /// Always 0.
-    pub reserved: u32,
+    pub lock: u64,
     /// Packets, CNPs excluded.
     pub packets: u64,
     /// Payload bytes.

@@ -111,41 +111,91 @@ pub(crate) enum Slot {
 /// What the packet of an XDP context is.
 #[inline(always)]
 pub(crate) fn parse_xdp(ctx: &XdpContext, slot: Slot) -> Parsed {
-    let frame = XdpFrame { linear: Linear { data: ctx.data(), end: ctx.data_end() }, ctx: ctx.ctx };
-    parse_or_copy(&frame, slot, |bytes, have| {
+    parse_or_copy(
+        slot,
+        |out| parse_xdp_linear(ctx.ctx, out),
+        // SAFETY: the context of this program run.
+        || unsafe { bpf_xdp_get_buff_len(ctx.ctx) as usize },
         // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is 1 … HEADER_BYTES.
-        unsafe { bpf_xdp_load_bytes(ctx.ctx, 0, bytes.cast(), have) == 0 }
-    })
+        |bytes, have| unsafe { bpf_xdp_load_bytes(ctx.ctx, 0, bytes.cast(), have) == 0 },
+    )
 }
 
 /// What the packet of a tc context is.
 #[inline(always)]
 pub(crate) fn parse_skb(ctx: &TcContext, slot: Slot) -> Parsed {
-    let frame = SkbFrame { linear: Linear { data: ctx.data(), end: ctx.data_end() }, skb: ctx.skb.skb };
-    parse_or_copy(&frame, slot, |bytes, have| {
+    parse_or_copy(
+        slot,
+        |out| parse_skb_linear(ctx.skb.skb, out),
+        || ctx.len() as usize,
         // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is 1 … HEADER_BYTES.
-        unsafe { bpf_skb_load_bytes(ctx.as_ptr(), 0, bytes.cast(), have) == 0 }
-    })
+        |bytes, have| unsafe { bpf_skb_load_bytes(ctx.as_ptr(), 0, bytes.cast(), have) == 0 },
+    )
 }
 
 /// Parses the linear part; where it does not hold the headers (some drivers leave it empty, fragments may start early),
 /// `copy`s them out and parses the copy.
 #[inline(always)]
-fn parse_or_copy<B: Bytes>(frame: &B, slot: Slot, copy: impl FnOnce(*mut [u8; HEADER_BYTES], u32) -> bool) -> Parsed {
+fn parse_or_copy(
+    slot: Slot,
+    parse_linear: impl FnOnce(*mut Packet) -> u32,
+    wire_len: impl FnOnce() -> usize,
+    copy: impl FnOnce(*mut [u8; HEADER_BYTES], u32) -> bool,
+) -> Parsed {
     let Some(out) = PACKET.get_ptr_mut(slot as u32) else { return Err(Other::NotRoce) };
-    // SAFETY: a live per-CPU map value; the slot is this program's own, and it does not nest within itself.
+    let mut code = parse_linear(out);
+    if code == Malformed::TruncatedCapture as u32 {
+        let Some(bytes) = HEADERS.get_ptr_mut(0) else { return Err(Other::NotRoce) };
+        let wire_len = wire_len();
+        let have = if wire_len < HEADER_BYTES { wire_len } else { HEADER_BYTES };
+        if have != 0 && copy(bytes, have as u32) {
+            code = parse_copied(bytes, have, wire_len, out);
+        }
+    }
+    match code {
+        // SAFETY: a live per-CPU map value that was just filled; the slot is this program's own.
+        USABLE => Ok(unsafe { &mut *out }),
+        NOT_ROCE => Err(Other::NotRoce),
+        ROCE_V1 => Err(Other::RoceV1),
+        reason => Err(Other::Malformed(Malformed::ALL[(reason & 7) as usize])),
+    }
+}
+
+// What the parsing functions return, or the number of a `Malformed`. They are functions of their own, because no
+// program's stack frame has room for them beside the rest.
+const USABLE: u32 = 0x100;
+const NOT_ROCE: u32 = 0x101;
+const ROCE_V1: u32 = 0x102;
+
+#[inline(never)]
+fn parse_xdp_linear(ctx: *mut xdp_md, out: *mut Packet) -> u32 {
+    // SAFETY: the context of this program run.
+    let linear = unsafe { Linear { data: (*ctx).data as usize, end: (*ctx).data_end as usize } };
+    parse_code(&XdpFrame { linear, ctx }, out)
+}
+
+#[inline(never)]
+fn parse_skb_linear(skb: *mut __sk_buff, out: *mut Packet) -> u32 {
+    // SAFETY: the context of this program run.
+    let linear = unsafe { Linear { data: (*skb).data as usize, end: (*skb).data_end as usize } };
+    parse_code(&SkbFrame { linear, skb }, out)
+}
+
+#[inline(never)]
+fn parse_copied(bytes: *const [u8; HEADER_BYTES], have: usize, wire_len: usize, out: *mut Packet) -> u32 {
+    parse_code(&Copied { bytes, have, wire_len }, out)
+}
+
+#[inline(always)]
+fn parse_code<B: Bytes>(frame: &B, out: *mut Packet) -> u32 {
+    // SAFETY: the caller's per-CPU map value, to which nobody holds a reference. It holds a packet or, at first, zeroes:
+    // an opcode, a version, `None`s and `false`s.
     match parse_into(frame, Link::Ethernet, unsafe { &mut *out }) {
-        Err(Other::Malformed(Malformed::TruncatedCapture)) => {}
-        parsed => return parsed,
+        Ok(()) => USABLE,
+        Err(Other::NotRoce) => NOT_ROCE,
+        Err(Other::RoceV1) => ROCE_V1,
+        Err(Other::Malformed(reason)) => reason as u32,
     }
-    let Some(bytes) = HEADERS.get_ptr_mut(0) else { return Err(Other::NotRoce) };
-    let wire_len = frame.wire_len();
-    let have = if wire_len < HEADER_BYTES { wire_len } else { HEADER_BYTES };
-    if have == 0 || !copy(bytes, have as u32) {
-        return Err(Other::Malformed(Malformed::TruncatedCapture));
-    }
-    // SAFETY: as above; the first attempt left no reference.
-    parse_into(&Copied { bytes, have, wire_len }, Link::Ethernet, unsafe { &mut *out })
 }
 
 /// The destination address of the packet of an XDP context, where the linear part tells it.

@@ -122,7 +122,7 @@ fn cnp(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) -> Fate {
     if cfg.role != Role::Host as u32 || !is_local(&packet.dst) {
         return Fate::Pass;
     }
-    match PAIRS.get_ptr_mut(PairKey::new(packet.src, packet.dst, packet.bth.dest_qp)) {
+    match PAIRS.get_ptr_mut(&PairKey::new(packet.src, packet.dst, packet.bth.dest_qp)) {
         Some(pair) => {
             // SAFETY: a live map value; `cnp_rx` is an aligned u64 of it.
             unsafe { atomic::add_u64(&raw mut (*pair).cnp_rx, 1) };

@@ -1,7 +1,5 @@
 //! Every map. The catalogue with writers, readers and lifetimes is in ARCHITECTURE.md.
 
-use core::mem::MaybeUninit;
-
 use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap, PerCpuArray, RingBuf},
@@ -56,7 +54,7 @@ pub(crate) static CNP_FRAME: PerCpuArray<[u8; CNP_FRAME_V6]> = PerCpuArray::with
 pub(crate) static NEW_FLOW: PerCpuArray<Flow> = PerCpuArray::with_max_entries(1, 0);
 /// The parsed packet, one entry per program (the egress program runs inside tc ingress when a CNP is made).
 #[map]
-pub(crate) static PACKET: PerCpuArray<MaybeUninit<Packet>> = PerCpuArray::with_max_entries(4, 0);
+pub(crate) static PACKET: PerCpuArray<Packet> = PerCpuArray::with_max_entries(4, 0);
 /// Headers copied out of packets whose linear part does not hold them.
 #[map]
 pub(crate) static HEADERS: PerCpuArray<[u8; HEADER_BYTES]> = PerCpuArray::with_max_entries(1, 0);

@@ -4,12 +4,14 @@
 //! egress program at once, on this CPU, with softirqs off; it finds the job, becomes the CNP and leaves.
 
 use aya_ebpf::{
+    bindings::__sk_buff,
     helpers::generated::{bpf_clone_redirect, bpf_ktime_get_ns, bpf_skb_change_tail},
     programs::TcContext,
 };
 use network_types::eth::EthHdr;
 use roce_common::{
-    abi::{Config, Counter, EventKind, Flags, PairKey, Tap},
+    abi::{CnpJob, Config, Counter, EventKind, Flags, PairKey, Tap},
+    dcqcn::np::due,
     units::{Ecn, Qpn},
     wire::{IpVersion, Packet, emit, source_port},
 };
@@ -34,13 +36,13 @@ pub(crate) fn answer(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packe
         tally.add(Counter::NpNotReady);
         return;
     }
-    let Some(pair) = PAIRS.get_ptr_mut(PairKey::new(packet.src, packet.dst, packet.bth.dest_qp)) else {
+    let Some(pair) = PAIRS.get_ptr_mut(&PairKey::new(packet.src, packet.dst, packet.bth.dest_qp)) else {
         tally.add(Counter::NpUnpaired);
         return;
     };
     // SAFETY: the helper has no arguments; `pair` is a live map value.
     let (now, last, sender) = unsafe { (bpf_ktime_get_ns(), (*pair).last_cnp_ns, (*pair).sender_qpn) };
-    if last != 0 && now.wrapping_sub(last) < cfg.cnp_interval_ns {
+    if !due(last, now, cfg.cnp_interval_ns) {
         tally.add(Counter::NpHeldBack);
         return;
     }
@@ -80,7 +82,7 @@ pub(crate) fn take_job(ctx: &TcContext, cfg: &Config, tally: Tally, tap: Tap, pa
     }
     job.active = 0;
     let dest_qp = Qpn::new(job.dest_qp);
-    if become_cnp(ctx, cfg, packet, dest_qp, job.src_port as u16) {
+    if become_cnp(ctx.skb.skb, cfg, packet, job) {
         tally.add(Counter::Rocev2);
         tally.add(Counter::Cnp);
         tally.add(Counter::NpCnpSent);
@@ -93,8 +95,11 @@ pub(crate) fn take_job(ctx: &TcContext, cfg: &Config, tally: Tally, tap: Tap, pa
     true
 }
 
-#[inline(always)]
-fn become_cnp(ctx: &TcContext, cfg: &Config, packet: &Packet, dest_qp: Qpn, src_port: u16) -> bool {
+/// Makes the packet the CNP of `job`; a function of its own for its stack frame.
+#[inline(never)]
+fn become_cnp(skb: *mut __sk_buff, cfg: &Config, packet: &Packet, job: &CnpJob) -> bool {
+    let ctx = &TcContext::new(skb);
+    let dest_qp = Qpn::new(job.dest_qp);
     // A tag that the kernel has not lifted out of the frame: the CNP's layout would be another.
     if usize::from(packet.l3_offset) != EthHdr::LEN {
         return false;
@@ -110,7 +115,7 @@ fn become_cnp(ctx: &TcContext, cfg: &Config, packet: &Packet, dest_qp: Qpn, src_
         tos: (cfg.cnp_dscp as u8 & 0x3f) << 2 | Ecn::Ect0 as u8,
         ttl: CNP_TTL,
         ip_id: 0,
-        src_port,
+        src_port: job.src_port as u16,
     };
     ctx::set_priority(ctx, cfg.cnp_priority);
     let Some(frame) = CNP_FRAME.get_ptr_mut(0) else { return false };

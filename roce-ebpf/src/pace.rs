@@ -6,6 +6,7 @@ use aya_ebpf::{
 };
 use roce_common::{
     abi::{Config, Counter, PaceCell, Pacer, PeerQp, RateValue, Role},
+    dcqcn::cp::take,
     units::Rate,
     wire::{Kind, Packet},
 };
@@ -20,6 +21,8 @@ use crate::{
 
 /// Tries to book a departure time this often before the packet leaves unpaced.
 const BOOK_TRIES: u32 = 16;
+/// No packet is put off further than this; fq's own horizon is 10 s.
+const HORIZON_NS: u64 = 5_000_000_000;
 /// `BPF_SKB_TSTAMP_DELIVERY_MONO`: the departure time is on CLOCK_MONOTONIC (Linux 5.18).
 const DELIVERY_MONO: u32 = 1;
 
@@ -36,7 +39,7 @@ fn controller_alive(cfg: &Config, now: u64) -> bool {
 #[inline(always)]
 fn rate_of(packet: &Packet) -> Option<(PeerQp, &'static RateValue)> {
     let key = PeerQp::new(packet.dst, packet.bth.dest_qp);
-    let rate = RATES.get_ptr(key)?;
+    let rate = RATES.get_ptr(&key)?;
     // SAFETY: a live map value; user space replaces it whole.
     Some((key, unsafe { &*rate }))
 }
@@ -48,7 +51,7 @@ pub(crate) fn pace(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packet)
         return;
     }
     let Some((key, rate)) = rate_of(packet) else { return };
-    let Some(cell) = PACE.get_ptr_mut(key) else { return };
+    let Some(cell) = PACE.get_ptr_mut(&key) else { return };
     let len = u64::from(ctx.len());
     // SAFETY: aligned u64s of a live map value.
     unsafe {
@@ -86,13 +89,13 @@ fn book(cell: *mut PaceCell, now: u64, cost: u64) -> Option<u64> {
     for _ in 0..BOOK_TRIES {
         // SAFETY: an aligned u64 of a live map value.
         let next = unsafe { (&raw const (*cell).next_ns).read_volatile() };
-        let start = if next > now { next } else { now };
+        let slot = take(next, now, cost, HORIZON_NS);
         if cost == 0 {
-            return Some(start);
+            return Some(slot.start_ns);
         }
         // SAFETY: as above.
-        if unsafe { atomic::replace_u64(&raw mut (*cell).next_ns, next, start.saturating_add(cost)) } {
-            return Some(start);
+        if unsafe { atomic::replace_u64(&raw mut (*cell).next_ns, next, slot.next_ns) } {
+            return Some(slot.start_ns);
         }
     }
     None

@@ -3,8 +3,9 @@
 use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use roce_common::{
     abi::{Config, Counter, EventKind, FlowKey, PairKey, Space, Tap},
-    flow::Flow,
-    units::Qpn,
+    flow::{Flow, refusal},
+    psn::Outcome,
+    units::{Nanos, Qpn},
     wire::{Kind, Packet, Syndrome},
 };
 
@@ -21,107 +22,116 @@ const NOEXIST: u64 = 1;
 const ALWAYS_SAMPLED: u64 = 16;
 
 /// Follows one packet at a tap.
+///
+/// A stack of 512 bytes for the whole call chain decides the shape: what needs room is a function of its own, and none
+/// of them calls another.
 #[inline(always)]
 pub(crate) fn observe(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) {
-    let space = match packet.bth.opcode.kind() {
-        Kind::Request => Space::Request,
-        Kind::Response => Space::Response,
-        Kind::Cnp => return,
+    let mut fresh = 0;
+    let Some(flow) = lookup(tap, packet, &mut fresh) else {
+        tally.add(Counter::FlowsRefused);
+        return;
     };
-    let key = FlowKey::new(tap, packet.src, packet.dst, packet.bth.dest_qp, space);
-    let (flow, fresh) = match FLOWS.get_ptr_mut(key) {
-        Some(flow) => (flow, false),
-        None => match create(&key) {
-            Some(flow) => (flow, true),
-            None => {
-                tally.add(Counter::FlowsRefused);
-                return;
-            }
-        },
-    };
-    // SAFETY: an aligned u32 of a live map value, used as a lock only.
+    // SAFETY: an aligned u64 of a live map value, used as a lock only.
     if !unsafe { atomic::try_lock(&raw mut (*flow).lock) } {
         tally.add(Counter::Untracked);
         return;
     }
     // SAFETY: the helper has no arguments; the lock makes this CPU the only writer of the flow.
-    let (outcome, packets) = unsafe {
-        let outcome = (*flow).observe(packet, bpf_ktime_get_coarse_ns());
-        (outcome, (*flow).packets)
+    let outcome = unsafe { roce_flow_observe(flow, packet, bpf_ktime_get_coarse_ns()) };
+    // SAFETY: a live map value; this CPU holds its lock.
+    let packets = unsafe {
+        let packets = (*flow).packets;
+        atomic::unlock(&raw mut (*flow).lock);
+        packets
     };
-    // SAFETY: this CPU holds the lock.
-    unsafe { atomic::unlock(&raw mut (*flow).lock) };
-
-    if let Some(aeth) = packet.aeth {
-        match aeth.syndrome() {
-            Syndrome::Ack(_) => {}
-            Syndrome::PsnSequence => {
-                sequence_nak(tap, packet);
-                event::telemetry(cfg, tally, tap, packet, EventKind::Nak, u32::from(aeth.raw_syndrome));
-                return;
+    let (kind, value) = match refusal(packet) {
+        Some(syndrome) => {
+            if matches!(syndrome, Syndrome::PsnSequence | Syndrome::RnrNak(_)) {
+                note_refusal(tap, packet);
             }
-            Syndrome::RnrNak(_) => {
-                rnr_nak(tap, packet);
-                event::telemetry(cfg, tally, tap, packet, EventKind::RnrNak, u32::from(aeth.raw_syndrome));
-                return;
-            }
-            _ => {
-                event::telemetry(cfg, tally, tap, packet, EventKind::Nak, u32::from(aeth.raw_syndrome));
-                return;
-            }
+            let kind = if matches!(syndrome, Syndrome::RnrNak(_)) { EventKind::RnrNak } else { EventKind::Nak };
+            (kind, packet.aeth.map_or(0, |a| u32::from(a.raw_syndrome)))
         }
-    }
-    let _ = outcome;
-    let kind = if fresh {
-        EventKind::FirstSight
-    } else if packets <= ALWAYS_SAMPLED || (cfg.sample_every != 0 && packets & u64::from(cfg.sample_every - 1) == 0) {
-        EventKind::Sample
-    } else {
-        return;
+        None => match outcome {
+            OTHER if fresh != 0 => (EventKind::FirstSight, 0),
+            OTHER
+                if packets <= ALWAYS_SAMPLED
+                    || (cfg.sample_every != 0 && packets & u64::from(cfg.sample_every - 1) == 0) =>
+            {
+                (EventKind::Sample, 0)
+            }
+            OTHER => return,
+            DISCONTINUITY => (EventKind::Discontinuity, 0),
+            skipped => (EventKind::Gap, skipped as u32),
+        },
     };
-    event::telemetry(cfg, tally, tap, packet, kind, 0);
+    event::telemetry(cfg, tally, tap, packet, kind, value);
 }
 
-#[inline(always)]
-fn create(key: &FlowKey) -> Option<*mut Flow> {
+/// The flow of a packet, made where there is none; `None` where the map is full. Sets `fresh` for a new one.
+#[inline(never)]
+fn lookup(tap: Tap, packet: &Packet, fresh: &mut u32) -> Option<*mut Flow> {
+    let space = if packet.bth.opcode.kind() == Kind::Response { Space::Response } else { Space::Request };
+    let key = FlowKey::new(tap, packet.src, packet.dst, packet.bth.dest_qp, space);
+    if let Some(flow) = FLOWS.get_ptr_mut(&key) {
+        return Some(flow);
+    }
     let zeroed = NEW_FLOW.get_ptr(0)?;
     // SAFETY: a live per-CPU map value that nobody writes.
-    let _lost_a_race_or_full = FLOWS.insert(key, unsafe { &*zeroed }, NOEXIST);
-    FLOWS.get_ptr_mut(key)
+    let _lost_a_race_or_full = FLOWS.insert(&key, unsafe { &*zeroed }, NOEXIST);
+    *fresh = 1;
+    FLOWS.get_ptr_mut(&key)
 }
 
-/// The request flow a NAK speaks of: the same interface's other direction, or this one on a mirror port.
-#[inline(always)]
-fn refused_flow(tap: Tap, nak: &Packet) -> Option<*mut Flow> {
-    let pair = PAIRS.get_ptr(PairKey::new(nak.src, nak.dst, nak.bth.dest_qp))?;
+/// Nothing to report at once.
+const OTHER: u64 = 0;
+/// The flow goes on elsewhere.
+const DISCONTINUITY: u64 = u64::MAX;
+
+/// Takes a packet into a flow; returns one of the codes above or the number of PSNs skipped.
+///
+/// A global function: the verifier checks it once, by the types of its arguments, instead of once for every state a
+/// program may call it in, which it cannot finish.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn roce_flow_observe(flow: *mut Flow, packet: *const Packet, now: u64) -> u64 {
+    // SAFETY: the callers pass live map values and hold the flow's lock; the verifier asks for the null checks.
+    let (Some(flow), Some(packet)) = (unsafe { flow.as_mut() }, unsafe { packet.as_ref() }) else { return OTHER };
+    match flow.observe(packet, Nanos(now)) {
+        Outcome::Gap(skipped) => u64::from(skipped),
+        Outcome::Discontinuity => DISCONTINUITY,
+        _ => OTHER,
+    }
+}
+
+/// Tells the request flow that a NAK refuses what became of it, so that its next run is explained. The flow passes the
+/// same interface's other direction, or this one on a mirror port.
+#[inline(never)]
+fn note_refusal(tap: Tap, nak: &Packet) -> u32 {
+    let Some(pair) = PAIRS.get_ptr(&PairKey::new(nak.src, nak.dst, nak.bth.dest_qp)) else { return 0 };
     // SAFETY: a live map value.
     let responder = Qpn::new(unsafe { (*pair).sender_qpn });
-    let across = FlowKey::new(tap.opposite(), nak.dst, nak.src, responder, Space::Request);
-    FLOWS
-        .get_ptr_mut(across)
-        .or_else(|| FLOWS.get_ptr_mut(FlowKey::new(tap, nak.dst, nak.src, responder, Space::Request)))
-}
-
-#[inline(always)]
-fn sequence_nak(tap: Tap, nak: &Packet) {
-    let Some(flow) = refused_flow(tap, nak) else { return };
-    // SAFETY: an aligned u32 of a live map value; the lock makes this CPU the only writer.
-    unsafe {
-        if atomic::try_lock(&raw mut (*flow).lock) {
-            (*flow).note_sequence_nak(nak.bth.psn);
-            atomic::unlock(&raw mut (*flow).lock);
-        }
+    let mut key = FlowKey::new(tap.opposite(), nak.dst, nak.src, responder, Space::Request);
+    let mut flow = FLOWS.get_ptr_mut(&key);
+    if flow.is_none() {
+        key.tap = tap;
+        flow = FLOWS.get_ptr_mut(&key);
     }
-}
-
-#[inline(always)]
-fn rnr_nak(tap: Tap, nak: &Packet) {
-    let Some(flow) = refused_flow(tap, nak) else { return };
-    // SAFETY: as above.
-    unsafe {
-        if atomic::try_lock(&raw mut (*flow).lock) {
-            (*flow).note_rnr_nak(nak.bth.psn);
-            atomic::unlock(&raw mut (*flow).lock);
-        }
+    let Some(flow) = flow else { return 0 };
+    // SAFETY: an aligned u64 of a live map value, used as a lock only.
+    if !unsafe { atomic::try_lock(&raw mut (*flow).lock) } {
+        return 0;
     }
+    let rnr = matches!(refusal(nak), Some(Syndrome::RnrNak(_)));
+    // SAFETY: the lock makes this CPU the only writer of the flow.
+    unsafe {
+        if rnr {
+            (*flow).tracker.note_rnr_nak(nak.bth.psn);
+        } else {
+            (*flow).tracker.note_sequence_nak(nak.bth.psn);
+        }
+        atomic::unlock(&raw mut (*flow).lock);
+    }
+    1
 }

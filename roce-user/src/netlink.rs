@@ -346,12 +346,8 @@ fn link_info(link: LinkMessage) -> LinkInfo {
 }
 
 fn qdisc(message: &TcMessage) -> Qdisc {
-    let mut q = Qdisc {
-        kind: String::new(),
-        handle: message.header.handle,
-        parent: message.header.parent,
-        backlog_packets: 0,
-    };
+    let mut q =
+        Qdisc { kind: String::new(), handle: message.header.handle, parent: message.header.parent, backlog_packets: 0 };
     for attribute in &message.attributes {
         match attribute {
             TcAttribute::Kind(kind) => q.kind.clone_from(kind),
@@ -381,7 +377,9 @@ pub fn require_link(name: &str) -> Result<LinkInfo> {
         return Err(anyhow!("interface {name} does not exist in this network namespace (have: {have})"));
     };
     if link.loopback {
-        bail!("interface {name} is the loopback: RoCE packets between two local QPs never pass it; name a network interface");
+        bail!(
+            "interface {name} is the loopback: RoCE packets between two local QPs never pass it; name a network interface"
+        );
     }
     Ok(link.clone())
 }

@@ -95,6 +95,8 @@ counters! {
     CeMarked = "ce_marked",
     /// Packets above the marking threshold that were not ECT.
     CeNotEct = "ce_not_ect",
+    /// Packets that could not join the contended virtual queue within the retry bound.
+    VqContended = "vq_contended",
     /// Packets given a departure time or a class.
     Paced = "paced",
     /// Packets of limited QPs let through because the controller's heartbeat is old.

@@ -5,8 +5,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{Psn, WINDOW};
 
 const WORDS: u32 = WINDOW / 64;
-/// A range that starts inside a word touches that word twice when it is as long as the ring.
-const MOST_WORDS: u32 = WORDS + 1;
 
 /// 64 PSNs of a window; all zero = all passed (or never heard of).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -19,23 +17,15 @@ pub(super) struct Word {
 }
 
 /// What to make of a range of PSNs.
-#[derive(Clone, Copy)]
-pub(super) struct Mark {
-    /// The hole bits kept as they are.
-    keep_holes: u64,
-    /// The hole bits set.
-    hole: u64,
-    /// The skipped bits set; the others are cleared.
-    skipped: u64,
-}
-
-impl Mark {
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Mark {
     /// They passed.
-    pub(super) const PASSED: Self = Self { keep_holes: 0, hole: 0, skipped: 0 };
+    Passed = 0,
     /// They were skipped and never passed.
-    pub(super) const HOLE: Self = Self { keep_holes: 0, hole: !0, skipped: !0 };
+    Hole = 1,
     /// They were skipped by a run; whether they are holes stays as it is.
-    pub(super) const SKIPPED_AGAIN: Self = Self { keep_holes: !0, hole: 0, skipped: !0 };
+    SkippedAgain = 2,
 }
 
 /// The window: one position per PSN, reused every [`WINDOW`] PSNs.
@@ -57,30 +47,33 @@ impl Ring {
         was
     }
 
-    /// Marks `count` positions from `start` (at most the whole ring, at least one); how many of them held holes.
+    /// Marks `count` positions from `start` (at most the whole ring); how many of them held holes.
     #[inline(always)]
     pub(super) fn mark(&mut self, start: u32, count: u32, mark: Mark) -> u32 {
-        let first = start & 63;
-        let end = first + (if count > WINDOW { WINDOW } else { count }).wrapping_sub(1);
-        let last = end >> 6;
+        if count == 1 && mark == Mark::Passed {
+            return u32::from(self.pass_one(start));
+        }
+        self.mark_range(start, count, mark)
+    }
+
+    /// [`Ring::mark`] for any range. A function of its own, and every word is visited with a mask computed without
+    /// branches: the verifier follows it once per call instead of once per way through it.
+    #[inline(never)]
+    fn mark_range(&mut self, start: u32, count: u32, mark: Mark) -> u32 {
+        let from = i64::from(start & (WINDOW - 1));
+        let to = from + i64::from(if count > WINDOW { WINDOW } else { count });
+        let hole = opaque(u64::from(mark == Mark::Hole).wrapping_neg());
+        let skipped = opaque(u64::from(mark != Mark::Passed).wrapping_neg());
+        let keep = opaque(u64::from(mark == Mark::SkippedAgain).wrapping_neg());
         let mut holes = 0;
-        let mut i = 0;
-        while i < MOST_WORDS && i <= last {
-            let mut mask = !0u64;
-            if i == 0 {
-                mask <<= first;
-            }
-            if i == last {
-                mask &= !0u64 >> (63 - (end & 63));
-            }
-            let word = &mut self.words[((start >> 6).wrapping_add(i) & (WORDS - 1)) as usize];
-            let held = word.hole & mask;
-            if held != 0 {
-                holes += held.count_ones();
-            }
-            word.hole = word.hole & (!mask | mark.keep_holes) | mask & mark.hole;
-            word.skipped = word.skipped & !mask | mask & mark.skipped;
-            i += 1;
+        let mut base = 0;
+        for word in &mut self.words {
+            // The range may wrap around the end of the ring: then its rest stands at the beginning.
+            let mask = below(to - base) & !below(from - base) | below(to - base - i64::from(WINDOW));
+            holes += (word.hole & mask).count_ones();
+            word.hole = word.hole & (!mask | keep) | mask & hole;
+            word.skipped = word.skipped & !mask | mask & skipped;
+            base += 64;
         }
         holes
     }
@@ -101,6 +94,21 @@ impl Ring {
     pub(super) fn holes(&self) -> u32 {
         self.words.iter().map(|w| w.hole.count_ones()).sum()
     }
+}
+
+/// Keeps the optimiser from turning a mask into a branch on where it came from: BPF has no conditional move, and the
+/// verifier would follow every combination of branches over all words.
+#[inline(always)]
+fn opaque(mask: u64) -> u64 {
+    core::hint::black_box(mask)
+}
+
+/// The low `n` bits, none for a negative `n` and all for 64 and more.
+#[inline(always)]
+fn below(n: i64) -> u64 {
+    let none = opaque((n - 1 >> 63) as u64);
+    let all = opaque((63 - n >> 63) as u64);
+    ((1u64 << (n & 63)) - 1 | all) & !none
 }
 
 const _: () = assert!(size_of::<Ring>() == 256 && WINDOW.is_power_of_two() && (1 << 24) % WINDOW == 0);

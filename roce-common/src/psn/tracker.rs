@@ -9,7 +9,7 @@
 //! * behind it: part of a *run*, which is a retransmission or a batch of late packets, known when the run ends;
 //! * further away than the window: believed only when following packets confirm it.
 //!
-//! BPF sets the style: no panics, no bounds checks that survive optimisation, loops of at most 17 words.
+//! BPF sets the style: no panics, no bounds checks that survive optimisation, loops over at most 16 words.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -226,9 +226,9 @@ impl Tracker {
         }
         self.state &= !READ_PENDING;
         if d > 0 {
-            self.advance(d as u32, if starts { Mark::PASSED } else { Mark::HOLE });
+            self.advance(d as u32, if starts { Mark::Passed } else { Mark::Hole });
         }
-        self.advance(span, Mark::PASSED);
+        self.advance(span, Mark::Passed);
         self.note_pending_read(p);
         if first {
             Outcome::First
@@ -261,7 +261,7 @@ impl Tracker {
                 self.state |= RUN_ASKED_FOR;
             }
         }
-        let filled = self.ring.mark(p.psn, inside, Mark::PASSED);
+        let filled = self.ring.mark(p.psn, inside, Mark::Passed);
         self.run_packets += 1;
         self.run_filled += filled;
         if filled == 0 {
@@ -273,7 +273,7 @@ impl Tracker {
             self.end_run();
             if span > back {
                 self.state &= !READ_PENDING;
-                self.advance(span - back, Mark::PASSED);
+                self.advance(span - back, Mark::Passed);
             }
         }
         if filled == 0 { Outcome::Duplicate } else { Outcome::Filled(filled) }
@@ -298,7 +298,7 @@ impl Tracker {
         }
         if skipped != 0 {
             self.run_skipped += skipped;
-            self.ring.mark(self.run_cursor, skipped, Mark::SKIPPED_AGAIN);
+            self.ring.mark(self.run_cursor, skipped, Mark::SkippedAgain);
         }
         if !goes_on {
             self.end_run();
@@ -343,7 +343,7 @@ impl Tracker {
         }
         self.end_run();
         // The old place's holes are out of the window now.
-        let holes = self.ring.mark(0, WINDOW, Mark::PASSED);
+        let holes = self.ring.mark(0, WINDOW, Mark::Passed);
         self.lost += u64::from(holes);
         self.discontinuities += 1;
         self.state = STARTED;
@@ -427,7 +427,7 @@ impl Tracker {
         }
         self.state &= !READ_PENDING;
         if ahead > 0 {
-            self.advance(ahead as u32, Mark::PASSED);
+            self.advance(ahead as u32, Mark::Passed);
         }
     }
 

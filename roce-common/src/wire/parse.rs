@@ -1,8 +1,6 @@
 //! The parser: frame in, [`Verdict`] out. It reads nothing past the shorter of the IP and the UDP length, and it never
 //! guesses: what it does not understand it names.
 
-use core::mem::MaybeUninit;
-
 use network_types::{eth::EthHdr, ip::Ipv4Hdr, ip::Ipv6Hdr, udp::UdpHdr, vlan::VlanHdr};
 
 use super::{
@@ -130,6 +128,23 @@ pub struct Packet {
 }
 
 impl Packet {
+    /// What [`parse_into`] fills.
+    pub const EMPTY: Self = Self {
+        ip: IpVersion::V4,
+        l3_offset: 0,
+        l4_offset: 0,
+        src: Addr([0; 16]),
+        dst: Addr([0; 16]),
+        tos: 0,
+        src_port: 0,
+        udp_len: 0,
+        bth: Bth::new(Opcode::SEND_FIRST, Qpn::new(0), Psn::new(0)),
+        aeth: None,
+        reth: None,
+        deth: None,
+        payload_len: 0,
+    };
+
     /// ECN codepoint.
     #[inline(always)]
     pub const fn ecn(&self) -> Ecn {
@@ -215,22 +230,19 @@ pub fn parse<B: Bytes + ?Sized>(frame: &B) -> Verdict {
 
 /// Parses a frame whose first byte is what `link` says.
 pub fn parse_link<B: Bytes + ?Sized>(frame: &B, link: Link) -> Verdict {
-    match parse_into(frame, link, &mut MaybeUninit::uninit()) {
-        Ok(packet) => Verdict::Roce(*packet),
+    let mut packet = Packet::EMPTY;
+    match parse_into(frame, link, &mut packet) {
+        Ok(()) => Verdict::Roce(packet),
         Err(other) => other.into(),
     }
 }
 
-/// Parses a frame into `out`, which may be memory too large for the caller's stack.
+/// Parses a frame into `out`, field by field: a BPF stack has no room for the packet and its parts.
 ///
 /// # Errors
-/// What the frame is when it is not a well-formed RoCEv2 packet; `out` is untouched then.
+/// What the frame is when it is not a well-formed RoCEv2 packet; `out` holds no packet then.
 #[inline(always)]
-pub fn parse_into<'a, B: Bytes + ?Sized>(
-    frame: &B,
-    link: Link,
-    out: &'a mut MaybeUninit<Packet>,
-) -> Result<&'a mut Packet, Other> {
+pub fn parse_into<B: Bytes + ?Sized>(frame: &B, link: Link, out: &mut Packet) -> Result<(), Other> {
     let (ethertype, l3) = match link {
         Link::Ethernet => network_layer(frame)?,
         Link::Ip => match take::<B, 1>(frame, 0, Other::NotRoce)?[0] >> 4 {
@@ -240,12 +252,13 @@ pub fn parse_into<'a, B: Bytes + ?Sized>(
         },
         Link::Other { ethertype, offset } => (ethertype, offset),
     };
-    match ethertype {
-        ETHERTYPE_IPV4 => ipv4(frame, l3, out),
-        ETHERTYPE_IPV6 => ipv6(frame, l3, out),
-        ETHERTYPE_ROCEV1 => Err(Other::RoceV1),
-        _ => Err(Other::NotRoce),
-    }
+    let ip_payload = match ethertype {
+        ETHERTYPE_IPV4 => ipv4(frame, l3, out)?,
+        ETHERTYPE_IPV6 => ipv6(frame, l3, out)?,
+        ETHERTYPE_ROCEV1 => return Err(Other::RoceV1),
+        _ => return Err(Other::NotRoce),
+    };
+    transport(frame, ip_payload, out)
 }
 
 /// The IP destination of an Ethernet frame, whatever it carries: whom a malformed packet was for.
@@ -289,110 +302,79 @@ fn network_layer<B: Bytes + ?Sized>(frame: &B) -> Result<(u16, usize), Other> {
     Ok((ethertype, offset))
 }
 
+/// Reads the IPv4 and the UDP header; returns the length of the IP payload.
 #[inline(always)]
-fn ipv4<'a, B: Bytes + ?Sized>(
-    frame: &B,
-    l3: usize,
-    out: &'a mut MaybeUninit<Packet>,
-) -> Result<&'a mut Packet, Other> {
+fn ipv4<B: Bytes + ?Sized>(frame: &B, l3: usize, out: &mut Packet) -> Result<usize, Other> {
     let h: [u8; Ipv4Hdr::LEN] = take(frame, l3, Other::NotRoce)?;
     let header_len = usize::from(h[0] & 0x0f) * 4;
     if h[0] >> 4 != 4 || header_len < Ipv4Hdr::LEN || h[9] != IPPROTO_UDP {
         return Err(Other::NotRoce);
     }
-    let l4 = l3 + header_len;
     let fragment = u16::from_be_bytes([h[6], h[7]]) & IPV4_FRAGMENT_MASK;
     if fragment & 0x1fff != 0 {
         // Not the first fragment: it has no ports, so it may belong to anything.
         return Err(Other::Malformed(Malformed::UdpFragment));
     }
-    let udp = udp(frame, l4)?;
+    udp(frame, l3 + header_len, out)?;
     if fragment != 0 {
         return Err(Other::Malformed(Malformed::UdpFragment));
     }
+    out.ip = IpVersion::V4;
+    out.l3_offset = l3 as u16;
+    out.src = Addr::v4([h[12], h[13], h[14], h[15]]);
+    out.dst = Addr::v4([h[16], h[17], h[18], h[19]]);
+    out.tos = h[1];
     let total_len = usize::from(u16::from_be_bytes([h[2], h[3]]));
     if total_len < header_len {
         return Err(Other::Malformed(Malformed::BadLength));
     }
-    let base = Base {
-        ip: IpVersion::V4,
-        l3,
-        l4,
-        src: Addr::v4([h[12], h[13], h[14], h[15]]),
-        dst: Addr::v4([h[16], h[17], h[18], h[19]]),
-        tos: h[1],
-        ip_payload: total_len - header_len,
-    };
-    transport(frame, &base, udp, out)
+    Ok(total_len - header_len)
 }
 
+/// Reads the IPv6 and the UDP header; returns the length of the IP payload.
 #[inline(always)]
-fn ipv6<'a, B: Bytes + ?Sized>(
-    frame: &B,
-    l3: usize,
-    out: &'a mut MaybeUninit<Packet>,
-) -> Result<&'a mut Packet, Other> {
+fn ipv6<B: Bytes + ?Sized>(frame: &B, l3: usize, out: &mut Packet) -> Result<usize, Other> {
     let h: [u8; 8] = take(frame, l3, Other::NotRoce)?;
     // An extension header hides the UDP header from RoCE hardware and from us alike: passed, not RoCE.
     if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
         return Err(Other::NotRoce);
     }
-    let l4 = l3 + Ipv6Hdr::LEN;
-    let udp = udp(frame, l4)?;
-    let base = Base {
-        ip: IpVersion::V6,
-        l3,
-        l4,
-        src: Addr(take(frame, l3 + 8, Other::NotRoce)?),
-        dst: Addr(take(frame, l3 + 24, Other::NotRoce)?),
-        tos: h[0] << 4 | h[1] >> 4,
-        ip_payload: usize::from(u16::from_be_bytes([h[4], h[5]])),
-    };
-    transport(frame, &base, udp, out)
+    udp(frame, l3 + Ipv6Hdr::LEN, out)?;
+    out.ip = IpVersion::V6;
+    out.l3_offset = l3 as u16;
+    out.src = Addr(take(frame, l3 + 8, Other::NotRoce)?);
+    out.dst = Addr(take(frame, l3 + 24, Other::NotRoce)?);
+    out.tos = h[0] << 4 | h[1] >> 4;
+    Ok(usize::from(u16::from_be_bytes([h[4], h[5]])))
 }
 
-/// What the IP header told.
-struct Base {
-    ip: IpVersion,
-    l3: usize,
-    l4: usize,
-    src: Addr,
-    dst: Addr,
-    tos: u8,
-    ip_payload: usize,
-}
-
-struct Udp {
-    src_port: u16,
-    len: usize,
-}
-
-/// The UDP header when it is for us.
+/// Reads the UDP header when it is for us.
 #[inline(always)]
-fn udp<B: Bytes + ?Sized>(frame: &B, l4: usize) -> Result<Udp, Other> {
+fn udp<B: Bytes + ?Sized>(frame: &B, l4: usize, out: &mut Packet) -> Result<(), Other> {
     let h: [u8; 6] = take(frame, l4, Other::NotRoce)?;
     if u16::from_be_bytes([h[2], h[3]]) != UDP_PORT {
         return Err(Other::NotRoce);
     }
-    Ok(Udp { src_port: u16::from_be_bytes([h[0], h[1]]), len: usize::from(u16::from_be_bytes([h[4], h[5]])) })
+    out.l4_offset = l4 as u16;
+    out.src_port = u16::from_be_bytes([h[0], h[1]]);
+    out.udp_len = u16::from_be_bytes([h[4], h[5]]);
+    Ok(())
 }
 
+/// Reads the BTH and the extension headers of a datagram for our port.
 #[inline(always)]
-fn transport<'a, B: Bytes + ?Sized>(
-    frame: &B,
-    base: &Base,
-    udp: Udp,
-    out: &'a mut MaybeUninit<Packet>,
-) -> Result<&'a mut Packet, Other> {
+fn transport<B: Bytes + ?Sized>(frame: &B, ip_payload: usize, out: &mut Packet) -> Result<(), Other> {
     use Malformed::{BadLength, BadVersion, PadBeyondPayload, ReadTooLong, TruncatedHeader, UnknownOpcode};
     let bad = |reason| Err(Other::Malformed(reason));
-    if udp.len > base.ip_payload || base.l4 + udp.len > frame.wire_len() {
+    let udp_len = usize::from(out.udp_len);
+    let l4 = usize::from(out.l4_offset);
+    if udp_len > ip_payload || l4 + udp_len > frame.wire_len() {
         return bad(BadLength);
     }
-    if udp.len < UdpHdr::LEN + BTH_LEN + ICRC_LEN {
+    if udp_len < UdpHdr::LEN + BTH_LEN + ICRC_LEN {
         return bad(TruncatedHeader);
     }
-    let at = base.l4 + UdpHdr::LEN;
+    let at = l4 + UdpHdr::LEN;
     let ended = Other::Malformed(TruncatedHeader);
     let h: [u8; BTH_LEN] = take(frame, at, ended)?;
     if h[1] & 0x0f != 0 {
@@ -401,11 +383,12 @@ fn transport<'a, B: Bytes + ?Sized>(
     let Some(opcode) = Opcode::new(h[0]) else {
         return bad(UnknownOpcode);
     };
-    let bth = Bth {
+    let pad = h[1] >> 4 & 3;
+    out.bth = Bth {
         opcode,
         solicited: h[1] & 0x80 != 0,
         mig_req: h[1] & 0x40 != 0,
-        pad: h[1] >> 4 & 3,
+        pad,
         pkey: u16::from_be_bytes([h[2], h[3]]),
         fecn: h[4] & 0x80 != 0,
         becn: h[4] & 0x40 != 0,
@@ -414,44 +397,42 @@ fn transport<'a, B: Bytes + ?Sized>(
         psn: Psn::new(u32::from_be_bytes([0, h[9], h[10], h[11]])),
     };
     let headers = UdpHdr::LEN + BTH_LEN + opcode.ext_len() + ICRC_LEN;
-    if udp.len < headers {
+    if udp_len < headers {
         return bad(TruncatedHeader);
     }
-    let behind_headers = udp.len - headers;
-    let pad = usize::from(bth.pad);
-    if behind_headers < pad {
+    let behind_headers = udp_len - headers;
+    if behind_headers < usize::from(pad) {
         return bad(PadBeyondPayload);
     }
-    let payload_len = behind_headers - pad;
-    if !length_fits(opcode, udp.len, behind_headers, payload_len) {
+    let payload_len = behind_headers - usize::from(pad);
+    if !length_fits(opcode, udp_len, behind_headers, payload_len) {
         return bad(BadLength);
     }
+    out.payload_len = payload_len as u16;
     let ext = at + BTH_LEN;
-    let aeth = match opcode.aeth_at() {
+    out.aeth = match opcode.aeth_at() {
         Some(o) => {
             let a: [u8; 4] = take(frame, ext + o, ended)?;
             Some(Aeth { raw_syndrome: a[0], msn: u32::from_be_bytes([0, a[1], a[2], a[3]]) })
         }
         None => None,
     };
-    let reth = match opcode.reth_at() {
+    out.reth = match opcode.reth_at() {
         Some(o) => {
             let r: [u8; 16] = take(frame, ext + o, ended)?;
+            let dma_len = u32::from_be_bytes([r[12], r[13], r[14], r[15]]);
+            if opcode.is_read_request() && dma_len > MAX_READ_LEN {
+                return bad(ReadTooLong);
+            }
             Some(Reth {
                 va: u64::from_be_bytes([r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7]]),
                 rkey: u32::from_be_bytes([r[8], r[9], r[10], r[11]]),
-                dma_len: u32::from_be_bytes([r[12], r[13], r[14], r[15]]),
+                dma_len,
             })
         }
         None => None,
     };
-    if let Some(reth) = reth
-        && opcode.is_read_request()
-        && reth.dma_len > MAX_READ_LEN
-    {
-        return bad(ReadTooLong);
-    }
-    let deth = match opcode.deth_at() {
+    out.deth = match opcode.deth_at() {
         Some(o) => {
             let d: [u8; 8] = take(frame, ext + o, ended)?;
             Some(Deth {
@@ -461,21 +442,7 @@ fn transport<'a, B: Bytes + ?Sized>(
         }
         None => None,
     };
-    Ok(out.write(Packet {
-        ip: base.ip,
-        l3_offset: base.l3 as u16,
-        l4_offset: base.l4 as u16,
-        src: base.src,
-        dst: base.dst,
-        tos: base.tos,
-        src_port: udp.src_port,
-        udp_len: udp.len as u16,
-        bth,
-        aeth,
-        reth,
-        deth,
-        payload_len: payload_len as u16,
-    }))
+    Ok(())
 }
 
 /// Whether the opcode may have a payload of this length: none, some, exactly eight bytes, always padded to four.

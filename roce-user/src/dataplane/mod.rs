@@ -1,1 +1,18 @@
-//! dataplane
+//! The kernel side as seen from user space: loading, attaching, pinning, reading and removing.
+
+mod attach;
+mod detach;
+mod environment;
+mod instance;
+mod maps;
+mod object;
+mod pins;
+
+pub use environment::check;
+pub use instance::Instance;
+pub use maps::{Abi, Maps};
+pub use object::{OBJECT_BYTES, Object};
+pub use pins::{DEFAULT_BPFFS, Pins};
+
+/// Major number of the handle of every root qdisc we make ("ro"): how ours is told from others'.
+pub const QDISC_MAJOR: u16 = 0x726f;

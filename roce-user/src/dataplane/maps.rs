@@ -1,0 +1,220 @@
+//! Typed handles of the maps, from a loaded object or from pins.
+
+use std::fmt::Debug;
+
+use anyhow::{Context as _, Result, anyhow};
+use aya::{
+    Ebpf, Pod,
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray},
+};
+use roce_common::{
+    abi::{Config, Counter, Counters, Direction, FlowKey, PaceCell, PairKey, PairValue, PeerQp, RateValue},
+    flow::Flow,
+    units::Addr,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::pins::Pins;
+
+/// A type of the ABI as a map key or value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(transparent)]
+pub struct Abi<T>(pub T);
+
+// SAFETY: every bit pattern is a value (`FromBytes`), there is no padding (`IntoBytes`) and no interior mutability.
+unsafe impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Pod for Abi<T> {}
+
+type Hash<K, V> = HashMap<MapData, Abi<K>, Abi<V>>;
+
+/// Every map that user space reads or writes, ring buffers excepted.
+pub struct Maps {
+    config: Array<MapData, Abi<Config>>,
+    heartbeat: Array<MapData, u64>,
+    counters: PerCpuArray<MapData, Abi<Counters>>,
+    local: Hash<Addr, u32>,
+    flows: Hash<FlowKey, Flow>,
+    pairs: Hash<PairKey, PairValue>,
+    rates: Hash<PeerQp, RateValue>,
+    pace: Hash<PeerQp, PaceCell>,
+}
+
+impl Maps {
+    /// Takes them out of a loaded object.
+    ///
+    /// # Errors
+    /// When the object lacks a map.
+    pub fn take(ebpf: &mut Ebpf) -> Result<Self> {
+        Self::build(|name| ebpf.take_map(name).ok_or_else(|| anyhow!("the BPF object has no map {name}")))
+    }
+
+    /// Opens the pinned ones.
+    ///
+    /// # Errors
+    /// When a pin is missing or may not be read.
+    pub fn open(pins: &Pins) -> Result<Self> {
+        Self::build(|name| {
+            let path = pins.path(name);
+            let data = MapData::from_pin(&path).with_context(|| format!("cannot open {}", path.display()))?;
+            Map::from_map_data(data).with_context(|| format!("{} is not a map of ours", path.display()))
+        })
+    }
+
+    fn build(mut map: impl FnMut(&str) -> Result<Map>) -> Result<Self> {
+        fn typed<T: TryFrom<Map>>(name: &str, map: Map) -> Result<T>
+        where
+            T::Error: Debug,
+        {
+            T::try_from(map).map_err(|e| anyhow!("map {name} is not what this program expects: {e:?}"))
+        }
+        Ok(Self {
+            config: typed("CONFIG", map("CONFIG")?)?,
+            heartbeat: typed("HEARTBEAT", map("HEARTBEAT")?)?,
+            counters: typed("COUNTERS", map("COUNTERS")?)?,
+            local: typed("LOCAL", map("LOCAL")?)?,
+            flows: typed("FLOWS", map("FLOWS")?)?,
+            pairs: typed("PAIRS", map("PAIRS")?)?,
+            rates: typed("RATES", map("RATES")?)?,
+            pace: typed("PACE", map("PACE")?)?,
+        })
+    }
+
+    /// The configuration in force.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn config(&self) -> Result<Config> {
+        Ok(self.config.get(&0, 0).context("cannot read the configuration map")?.0)
+    }
+
+    /// Puts a configuration in force.
+    ///
+    /// # Errors
+    /// When the map cannot be written.
+    pub fn set_config(&mut self, config: Config) -> Result<()> {
+        self.config.set(0, Abi(config), 0).context("cannot write the configuration map")
+    }
+
+    /// Tells the programs that the controller is alive at `now_ns`; 0 releases all pacing at once.
+    ///
+    /// # Errors
+    /// When the map cannot be written.
+    pub fn beat(&mut self, now_ns: u64) -> Result<()> {
+        self.heartbeat.set(0, now_ns, 0).context("cannot write the heartbeat map")
+    }
+
+    /// The counters of one direction, summed over CPUs.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn counters(&self, direction: Direction) -> Result<Counters> {
+        let mut sum = [0u64; Counter::COUNT];
+        for cpu in self.counters.get(&(direction as u32), 0).context("cannot read the counters")?.iter() {
+            for (total, n) in sum.iter_mut().zip(cpu.0) {
+                *total = total.wrapping_add(n);
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Makes `addresses` the set of local addresses.
+    ///
+    /// # Errors
+    /// When the map cannot be written.
+    pub fn set_local(&mut self, addresses: &[Addr]) -> Result<()> {
+        let old: Vec<Addr> = self.local.keys().flatten().map(|k| k.0).collect();
+        for address in addresses {
+            if !old.contains(address) {
+                self.local.insert(Abi(*address), Abi(1), 0).context("cannot add a local address")?;
+            }
+        }
+        for address in old {
+            if !addresses.contains(&address) {
+                ignore_missing(self.local.remove(&Abi(address))).context("cannot remove a local address")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every flow. A flow that appears or goes while the map is walked may be missing.
+    pub fn flows(&self) -> Vec<(FlowKey, Flow)> {
+        self.flows.iter().flatten().map(|(k, v)| (k.0, v.0)).collect()
+    }
+
+    /// Forgets a flow.
+    ///
+    /// # Errors
+    /// When the map cannot be written.
+    pub fn remove_flow(&mut self, key: &FlowKey) -> Result<()> {
+        ignore_missing(self.flows.remove(&Abi(*key))).context("cannot remove a flow")
+    }
+
+    /// Tells who sends the packets of `key`. A pair that exists keeps its CNP time and counter.
+    ///
+    /// # Errors
+    /// When the map is full or cannot be written.
+    pub fn add_pair(&mut self, key: PairKey, sender_qpn: u32) -> Result<()> {
+        let kept = self.pairs.get(&Abi(key), 0).map(|v| v.0).unwrap_or_default();
+        if kept.sender_qpn == sender_qpn {
+            return Ok(());
+        }
+        self.pairs
+            .insert(Abi(key), Abi(PairValue { sender_qpn, ..PairValue::default() }), 0)
+            .context("cannot add a pair")
+    }
+
+    /// What is known of the packets of `key`.
+    pub fn pair(&self, key: PairKey) -> Option<PairValue> {
+        self.pairs.get(&Abi(key), 0).ok().map(|v| v.0)
+    }
+
+    /// Forgets a pair.
+    ///
+    /// # Errors
+    /// When the map cannot be written.
+    pub fn remove_pair(&mut self, key: PairKey) -> Result<()> {
+        ignore_missing(self.pairs.remove(&Abi(key))).context("cannot remove a pair")
+    }
+
+    /// Every pair.
+    pub fn pairs(&self) -> Vec<(PairKey, PairValue)> {
+        self.pairs.iter().flatten().map(|(k, v)| (k.0, v.0)).collect()
+    }
+
+    /// Limits the packets of `key`; the limiter's cell is made first.
+    ///
+    /// # Errors
+    /// When a map is full or cannot be written.
+    pub fn set_rate(&mut self, key: PeerQp, rate: RateValue) -> Result<()> {
+        if self.pace.get(&Abi(key), 0).is_err() {
+            self.pace.insert(Abi(key), Abi(PaceCell::default()), 0).context("cannot add a limiter")?;
+        }
+        self.rates.insert(Abi(key), Abi(rate), 0).context("cannot set a rate")
+    }
+
+    /// Removes the limit of `key`.
+    ///
+    /// # Errors
+    /// When a map cannot be written.
+    pub fn clear_rate(&mut self, key: PeerQp) -> Result<()> {
+        ignore_missing(self.rates.remove(&Abi(key))).context("cannot remove a rate")?;
+        ignore_missing(self.pace.remove(&Abi(key))).context("cannot remove a limiter")
+    }
+
+    /// Every rate.
+    pub fn rates(&self) -> Vec<(PeerQp, RateValue)> {
+        self.rates.iter().flatten().map(|(k, v)| (k.0, v.0)).collect()
+    }
+
+    /// What the limiter of `key` has counted.
+    pub fn pace(&self, key: PeerQp) -> Option<PaceCell> {
+        self.pace.get(&Abi(key), 0).ok().map(|v| v.0)
+    }
+}
+
+fn ignore_missing(result: std::result::Result<(), MapError>) -> std::result::Result<(), MapError> {
+    match result {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

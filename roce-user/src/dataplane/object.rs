@@ -1,0 +1,87 @@
+//! The embedded BPF object.
+
+use anyhow::{Context as _, Result, anyhow};
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{ProgramError, SchedClassifier, Xdp},
+};
+
+use super::pins::{MAPS, Pins};
+
+/// The BPF object this program was built with.
+pub static OBJECT_BYTES: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/roce-ebpf"));
+
+/// The object, its maps created and its programs in the kernel.
+pub struct Object {
+    /// aya's handle; dropping it unloads what is neither attached nor pinned.
+    pub ebpf: Ebpf,
+}
+
+impl Object {
+    /// Creates the maps and loads every program.
+    ///
+    /// # Errors
+    /// The verifier's complaint, or what is missing.
+    pub fn load() -> Result<Self> {
+        let mut ebpf = EbpfLoader::new().load(OBJECT_BYTES).context("cannot create the BPF maps")?;
+        for name in ["roce_tc_egress", "roce_tc_ingress", "roce_htb"] {
+            tc_program(&mut ebpf, name)?.load().map_err(|e| load_error(name, e))?;
+        }
+        xdp_program(&mut ebpf)?.load().map_err(|e| load_error("roce_xdp", e))?;
+        Ok(Self { ebpf })
+    }
+
+    /// Pins every map that another process may want.
+    ///
+    /// # Errors
+    /// When the BPF filesystem refuses.
+    pub fn pin_maps(&self, pins: &Pins) -> Result<()> {
+        for name in MAPS {
+            let map = self.ebpf.map(name).ok_or_else(|| anyhow!("the BPF object has no map {name}"))?;
+            let path = pins.path(name);
+            map.pin(&path).with_context(|| format!("cannot pin {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// A tc program.
+    ///
+    /// # Errors
+    /// When the object has no such program.
+    pub fn tc(&mut self, name: &str) -> Result<&mut SchedClassifier> {
+        tc_program(&mut self.ebpf, name)
+    }
+
+    /// The XDP program.
+    ///
+    /// # Errors
+    /// When the object has none.
+    pub fn xdp(&mut self) -> Result<&mut Xdp> {
+        xdp_program(&mut self.ebpf)
+    }
+}
+
+fn tc_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
+    ebpf.program_mut(name)
+        .ok_or_else(|| anyhow!("the BPF object has no program {name}"))?
+        .try_into()
+        .with_context(|| format!("{name} is not a tc program"))
+}
+
+fn xdp_program(ebpf: &mut Ebpf) -> Result<&mut Xdp> {
+    ebpf.program_mut("roce_xdp")
+        .ok_or_else(|| anyhow!("the BPF object has no program roce_xdp"))?
+        .try_into()
+        .context("roce_xdp is not an XDP program")
+}
+
+/// One line for people; the verifier's log goes to the development log.
+fn load_error(name: &str, error: ProgramError) -> anyhow::Error {
+    if let ProgramError::LoadError { io_error, verifier_log } = &error {
+        log::debug!("verifier log of {name}:\n{verifier_log}");
+        return anyhow!(
+            "the kernel refuses the BPF program {name}: {io_error} (Linux 5.18 or later is needed; RUST_LOG=debug shows the verifier's log)"
+        );
+    }
+    anyhow::Error::new(error).context(format!("cannot load the BPF program {name}"))
+}
