@@ -107,7 +107,7 @@ pub struct Flow {
     /// Opcode byte of the newest packet; its service is the flow's.
     pub last_opcode: u8,
     /// Always 0.
-    pub reserved_too: u8,
+    pub reserved: u8,
     /// What became of its PSNs.
     pub tracker: Tracker,
 }
