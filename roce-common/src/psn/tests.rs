@@ -72,6 +72,26 @@ fn a_gap_of_the_whole_window_is_a_gap_and_one_more_is_not() {
 }
 
 #[test]
+fn the_window_reaches_1024_psns_back() {
+    let mut t = writes(0..5_000);
+    assert_eq!(pass(&mut t, 5_000 - 1_025), Outcome::Far);
+    assert_eq!(pass(&mut t, 5_000 - 1_024), Outcome::Duplicate);
+    assert_eq!(counters(t), [0, 0, 0, 0, 0, 1, 1]);
+}
+
+#[test]
+fn a_run_of_duplicates_that_ends_early_was_cut_by_losses() {
+    // All of 100 … 109 again but the last two.
+    let t = writes((0..110).chain(100..108).chain([110]));
+    assert_eq!(counters(t), [0, 0, 2, 0, 0, 8, 8]);
+    // One packet repeated skips nothing, nor does a run cut by another.
+    let t = writes((0..110).chain([100, 110]));
+    assert_eq!(counters(t), [0, 0, 0, 0, 0, 1, 1]);
+    let t = writes((0..110).chain(100..108).chain(100..111));
+    assert_eq!(counters(t), [0, 0, 0, 0, 0, 18, 18]);
+}
+
+#[test]
 fn late_packets_are_reordered() {
     assert_eq!(counters(writes([1, 2, 4, 3, 5])), [1, 0, 0, 0, 1, 0, 0]);
     assert_eq!(counters(writes([1, 4, 2, 3, 5])), [2, 0, 0, 0, 2, 0, 0]);

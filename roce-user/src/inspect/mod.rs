@@ -9,6 +9,9 @@ mod capture;
 mod link;
 mod table;
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
