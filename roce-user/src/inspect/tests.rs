@@ -232,3 +232,61 @@ fn a_flow_with_many_dscps_names_each_of_them() {
     assert_eq!(report.flows[0].dscp, report.dscp);
     assert_eq!((report.dscp.len(), report.dscp["11"], report.dscp["2"], report.dscp["5"]), (12, 2, 2, 1));
 }
+
+#[test]
+fn a_cnp_goes_to_the_only_flow_that_no_other_qp_sends() {
+    let mut bench = Bench::new();
+    for psn in 0..20 {
+        bench.write(port(40, 17), 17, psn);
+        bench.write(1, 18, psn);
+    }
+    bench.answer(port(40, 17), 40, 10, 0x1f);
+    bench.cnp((B, A), 41);
+    let report = bench.report();
+    assert_eq!((flow(&report, "request", 17).cnp, flow(&report, "request", 18).cnp), (0, 1));
+}
+
+#[test]
+fn a_cnp_of_a_qp_that_was_never_answered_is_placed_by_the_source_port() {
+    let mut bench = Bench::new();
+    for psn in 0..20 {
+        bench.write(port(40, 17), 17, psn);
+        bench.write(port(41, 18), 18, psn);
+    }
+    bench.cnp((B, A), 41);
+    let report = bench.report();
+    assert_eq!((flow(&report, "request", 17).cnp, flow(&report, "request", 18).cnp), (0, 1));
+}
+
+#[test]
+fn a_nak_is_about_the_flow_that_has_its_psn_in_the_window() {
+    let mut bench = Bench::new();
+    for psn in 0..5_000 {
+        bench.write(1, 17, psn);
+    }
+    for psn in 100..600 {
+        bench.write(1, 18, psn);
+    }
+    bench.answer(1, 40, 300, 0x60);
+    let report = bench.report();
+    assert_eq!(flow(&report, "request", 17).counters.lost_after_tap, 0);
+    assert_eq!(flow(&report, "request", 18).counters.lost_after_tap, 1);
+}
+
+#[test]
+fn a_retry_after_an_rnr_nak_is_a_retransmission_even_where_it_fills_a_hole() {
+    let run = |raw_syndrome| {
+        let mut bench = Bench::new();
+        for psn in [10, 11, 13] {
+            bench.write(1, 17, psn);
+        }
+        bench.answer(1, 40, 12, raw_syndrome);
+        for psn in [12, 14] {
+            bench.write(1, 17, psn);
+        }
+        let c = bench.report().counters;
+        (c.missing_psns, c.lost, c.reordered, c.retransmitted, c.rnr_nak)
+    };
+    assert_eq!(run(0x2c), (1, 1, 0, 1, 1));
+    assert_eq!(run(0x1f), (1, 0, 1, 0, 0));
+}
