@@ -247,6 +247,11 @@ fn a_jump_that_a_read_span_explains_teaches_the_pmtu() {
     let mut t = Tracker::default();
     read(&mut t, 20, 12_288);
     assert_eq!(pass_short(&mut t, 20 + 49), Outcome::Gap(46));
+    // A packet that is as long as the PMTU tells the span, and so how much is missing.
+    let mut t = Tracker::default();
+    read(&mut t, 20, 12_288);
+    assert_eq!(pass(&mut t, 20 + 12 + 3), Outcome::Gap(3));
+    assert_eq!((t.pmtu, counters(t)), (1024, [3, 0, 0, 3, 0, 0, 0]));
     // Several do: no loss, and nothing learnt.
     let mut t = Tracker::default();
     read(&mut t, 20, 300);
@@ -323,6 +328,17 @@ fn acks_and_datagrams_are_not_tracked() {
         assert_eq!(t.observe(&Observed::new(opcode, Psn::new(7), 0, 0)), Outcome::NotTracked, "{opcode:?}");
     }
     assert_eq!(t, Tracker::default());
+}
+
+#[test]
+fn an_odd_packet_teaches_nothing() {
+    let mut t = Tracker::default();
+    read(&mut t, 20, 12_288);
+    assert_eq!(pass(&mut t, 500_000), Outcome::Far);
+    assert_eq!(t.pmtu, 0);
+    assert_eq!(pass_short(&mut t, 20 + 48), Outcome::InOrder);
+    assert_eq!(pass(&mut t, 500_000), Outcome::Far);
+    assert_eq!((t.pmtu, counters(t)), (256, [0; 7]));
 }
 
 #[test]

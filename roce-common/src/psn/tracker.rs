@@ -121,9 +121,8 @@ impl Tracker {
             self.state = STARTED;
             self.next = psn.get();
         }
-        self.learn_pmtu(p);
         if self.state & READ_PENDING != 0 {
-            self.explain_by_read(psn);
+            self.explain_by_read(p);
         }
         let span = self.span(p);
         let d = psn.diff(self.next());
@@ -132,6 +131,7 @@ impl Tracker {
             return self.far(psn, span);
         }
         self.state &= !FAR;
+        self.learn_pmtu(p);
         if self.state & RUN != 0 {
             self.go_on_or_end_run(psn, d);
         }
@@ -313,35 +313,42 @@ impl Tracker {
         }
     }
 
-    /// A packet after a READ of unknown span: where it stands is explained if the READ would end just there under some
-    /// PMTU, and teaches it if there is only one.
+    /// A packet after a READ of unknown span. If it is as long as the PMTU, the span is known; or else where it stands is
+    /// explained if the READ would end just there under some PMTU, and teaches it if there is only one.
     #[inline(always)]
-    fn explain_by_read(&mut self, psn: Psn) {
-        let ahead = psn.diff(self.next());
-        if ahead < 0 {
+    fn explain_by_read(&mut self, p: &Observed) {
+        if Psn::new(p.psn).diff(self.next()) < 0 {
             return;
         }
-        let jump = psn.get().wrapping_sub(self.read_psn) & 0xff_ffff;
-        let mut matches = 0;
-        let mut found = 0;
+        let jump = p.psn.wrapping_sub(self.read_psn) & 0xff_ffff;
+        let (mut matches, mut found, mut told) = (0, 0, 0);
         let mut shift = LEAST_SHIFT;
         while shift <= MOST_SHIFT {
-            if (self.read_len.saturating_sub(1) >> shift) + 1 == jump {
+            let span = (self.read_len.saturating_sub(1) >> shift) + 1;
+            if span == jump {
                 matches += 1;
                 found = shift;
             }
+            if p.has(Observed::FILLS_PMTU) && p.payload_len == 1 << shift {
+                told = span;
+            }
             shift += 1;
         }
-        if matches == 0 {
+        let span = if told != 0 && told <= jump && jump - told <= WINDOW {
+            told
+        } else if matches != 0 {
+            jump
+        } else {
             return;
-        }
-        if matches == 1 {
+        };
+        if told == 0 && matches == 1 {
             self.pmtu_shift = found;
             self.pmtu = 1 << (found & 31);
         }
         self.state &= !READ_PENDING;
-        if ahead > 0 {
-            self.advance(ahead as u32, Mark::Passed);
+        let rest = self.read_psn.wrapping_add(span).wrapping_sub(self.next) & 0xff_ffff;
+        if rest != 0 {
+            self.advance(rest, Mark::Passed);
         }
     }
 

@@ -97,11 +97,9 @@ impl Model {
     }
 
     fn packet(&mut self, p: &Sent) {
-        if [0x00, 0x01, 0x06, 0x07, 0x0d, 0x0e].contains(&p.opcode.get())
-            && [256, 512, 1024, 2048, 4096].contains(&p.payload)
-        {
-            self.pmtu = Some(p.payload.into());
-        }
+        let told = ([0x00, 0x01, 0x06, 0x07, 0x0d, 0x0e].contains(&p.opcode.get())
+            && [256, 512, 1024, 2048, 4096].contains(&p.payload))
+        .then_some(u32::from(p.payload));
         if self.next.is_none() {
             self.next = Some(p.at);
             self.known_from = p.at;
@@ -109,16 +107,17 @@ impl Model {
         if let Some(read) = self.pending_read
             && p.at >= self.next.unwrap()
         {
-            let fits: Vec<u32> = [256, 512, 1024, 2048, 4096]
-                .into_iter()
-                .filter(|&m| packets_of(read.dma_len, m) == p.at - read.at)
-                .collect();
-            if !fits.is_empty() {
-                if let [pmtu] = fits[..] {
-                    self.pmtu = Some(pmtu);
+            let jump = p.at - read.at;
+            let fits: Vec<u32> =
+                [256, 512, 1024, 2048, 4096].into_iter().filter(|&m| packets_of(read.dma_len, m) == jump).collect();
+            let by_told = told.map(|m| packets_of(read.dma_len, m)).filter(|&n| (0..=W).contains(&(jump - n)));
+            if let Some(span) = by_told.or((!fits.is_empty()).then_some(jump)) {
+                if let ([pmtu], None) = (&fits[..], told) {
+                    self.pmtu = Some(*pmtu);
                 }
-                self.pass(self.next.unwrap(), p.at);
-                self.next = Some(p.at);
+                let end = read.at + span;
+                self.pass(self.next.unwrap(), end);
+                self.next = Some(end);
                 self.slide();
                 self.pending_read = None;
             }
@@ -131,6 +130,7 @@ impl Model {
             return self.too_far(p, span);
         }
         self.far.clear();
+        self.pmtu = told.or(self.pmtu);
         if d >= 0
             && let Some(run) = &mut self.run
             && run.duplicate
