@@ -7,7 +7,7 @@ use crate::wire::{Opcode, Packet};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Observed {
     pub(super) psn: u32,
-    pub(super) payload_len: u32,
+    payload_len: u32,
     pub(super) dma_len: u32,
     flags: u32,
 }
@@ -18,7 +18,7 @@ impl Observed {
     /// A READ request.
     pub(super) const READ: u32 = 1 << 1;
     /// FIRST or MIDDLE: its payload is as long as the path MTU.
-    pub(super) const FILLS_PMTU: u32 = 1 << 2;
+    const FILLS_PMTU: u32 = 1 << 2;
     /// A response that may start anywhere ahead: FIRST, ONLY or ATOMIC_ACKNOWLEDGE.
     pub(super) const STARTS_ANYWHERE: u32 = 1 << 3;
 
@@ -47,6 +47,12 @@ impl Observed {
             flags |= Self::STARTS_ANYWHERE;
         }
         Self { psn: psn.get(), payload_len: payload_len as u32, dma_len, flags }
+    }
+
+    /// The payload length where it is that of the path MTU (FIRST and MIDDLE), else 0.
+    #[inline(always)]
+    pub(super) const fn full_payload(&self) -> u32 {
+        if self.has(Self::FILLS_PMTU) { self.payload_len } else { 0 }
     }
 
     #[inline(always)]

@@ -291,15 +291,19 @@ impl Tracker {
     /// FIRST and MIDDLE packets are as long as the path MTU.
     #[inline(always)]
     fn learn_pmtu(&mut self, p: &Observed) {
-        if p.has(Observed::FILLS_PMTU) && p.payload_len != self.pmtu {
-            let mut shift = LEAST_SHIFT;
-            while shift <= MOST_SHIFT {
-                if p.payload_len == 1 << shift {
-                    self.pmtu = p.payload_len;
-                    self.pmtu_shift = shift;
-                }
-                shift += 1;
-            }
+        let full = p.full_payload();
+        if full == 0 || full == self.pmtu {
+            return;
+        }
+        let mut found = 0;
+        let mut shift = LEAST_SHIFT;
+        while shift <= MOST_SHIFT {
+            found |= shift & equal(full, 1 << shift).wrapping_neg();
+            shift += 1;
+        }
+        if found != 0 {
+            self.pmtu = full;
+            self.pmtu_shift = found;
         }
     }
 
@@ -322,16 +326,14 @@ impl Tracker {
         }
         let jump = p.psn.wrapping_sub(self.read_psn) & 0xff_ffff;
         let (mut matches, mut found, mut told) = (0, 0, 0);
+        let full = p.full_payload();
         let mut shift = LEAST_SHIFT;
         while shift <= MOST_SHIFT {
             let span = (self.read_len.saturating_sub(1) >> shift) + 1;
-            if span == jump {
-                matches += 1;
-                found = shift;
-            }
-            if p.has(Observed::FILLS_PMTU) && p.payload_len == 1 << shift {
-                told = span;
-            }
+            let fits = equal(span, jump);
+            matches += fits;
+            found |= shift & fits.wrapping_neg();
+            told |= span & equal(full, 1 << shift).wrapping_neg();
             shift += 1;
         }
         let span = if told != 0 && told <= jump && jump - told <= WINDOW {
@@ -412,4 +414,12 @@ impl Tracker {
     pub fn open(&self) -> u64 {
         u64::from(self.ring.holes())
     }
+}
+
+/// 1 if the two are equal, else 0, without a branch: the verifier would follow both ways of every comparison in a loop.
+#[inline(always)]
+fn equal(a: u32, b: u32) -> u32 {
+    // Hidden from the optimiser, which would make a branch of it again.
+    let difference = core::hint::black_box(u64::from(a ^ b));
+    (difference.wrapping_sub(1) >> 63) as u32
 }
