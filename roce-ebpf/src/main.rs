@@ -13,6 +13,7 @@
 #![expect(internal_features, reason = "AtomicU32 does not build for the BPF target; the intrinsics behind it do")]
 
 mod atomic;
+mod baseline;
 mod count;
 mod ctx;
 mod egress;

@@ -60,27 +60,26 @@ pub(crate) fn pace(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packet)
     }
     // SAFETY: the helper has no arguments.
     let now = unsafe { bpf_ktime_get_ns() };
-    if !controller_alive(cfg, now) {
-        tally.add(Counter::PacingFailsafe);
+    let alive = controller_alive(cfg, now);
+    tally.add(if alive { Counter::Paced } else { Counter::PacingFailsafe });
+    if cfg.pacer != Pacer::Edt as u32 {
         return;
     }
-    if cfg.pacer == Pacer::Edt as u32 {
-        // An ACK takes its turn behind the data before it and costs nothing.
-        let cost = if packet.bth.opcode.is_acknowledge() {
-            0
-        } else {
-            Rate::from_bytes_per_sec(rate.bytes_per_sec).time_for(len).0
-        };
-        let Some(departure) = book(cell, now, cost) else {
-            tally.add(Counter::PaceContended);
-            return;
-        };
-        // SAFETY: the context of this program run.
-        if departure > now && unsafe { bpf_skb_set_tstamp(ctx.skb.skb, departure, DELIVERY_MONO) } != 0 {
-            return;
-        }
+    // An ACK takes its turn behind the data before it and costs nothing. Without a controller everything does: what is
+    // booked leaves in order, and nothing is booked any more.
+    let cost = if !alive || packet.bth.opcode.is_acknowledge() {
+        0
+    } else {
+        Rate::from_bytes_per_sec(rate.bytes_per_sec).time_for(len).0
+    };
+    let Some(departure) = book(cell, now, cost) else {
+        tally.add(Counter::PaceContended);
+        return;
+    };
+    if departure > now {
+        // SAFETY: the context of this program run. It fails on packets that are not IP only, which ours are.
+        let _ip_always = unsafe { bpf_skb_set_tstamp(ctx.skb.skb, departure, DELIVERY_MONO) };
     }
-    tally.add(Counter::Paced);
 }
 
 /// Books `cost` nanoseconds in the limiter and returns when they start.

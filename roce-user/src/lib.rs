@@ -1,5 +1,6 @@
 //! The library of the `roce` program: loader, controller, pacer and inspector.
 
+pub mod agent;
 pub mod cli;
 pub mod config;
 pub mod control;
@@ -8,4 +9,5 @@ pub mod export;
 pub mod inspect;
 pub mod netlink;
 pub mod pacer;
+pub mod rdma;
 pub mod tui;

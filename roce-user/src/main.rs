@@ -1,3 +1,5 @@
 //! The `roce` program.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    roce_user::cli::main()
+}

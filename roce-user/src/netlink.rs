@@ -12,7 +12,7 @@ use netlink_packet_core::{
 use netlink_packet_route::{
     RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
-    link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp},
+    link::{self, LinkAttribute, LinkFlags, LinkMessage, LinkXdp},
     tc::{TcAttribute, TcHandle, TcMessage, TcOption, TcStats2},
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
@@ -49,6 +49,8 @@ pub struct LinkInfo {
     pub mtu: u32,
     /// The loopback interface.
     pub loopback: bool,
+    /// Kind of a virtual device, e.g. `veth`; `None` for a physical one.
+    pub kind: Option<String>,
     /// Id of an attached XDP program.
     pub xdp_prog: Option<u32>,
 }
@@ -327,12 +329,19 @@ fn link_info(link: LinkMessage) -> LinkInfo {
         name: String::new(),
         mtu: 0,
         loopback: link.header.flags.contains(LinkFlags::Loopback),
+        kind: None,
         xdp_prog: None,
     };
     for attribute in link.attributes {
         match attribute {
             LinkAttribute::IfName(name) => info.name = name,
             LinkAttribute::Mtu(mtu) => info.mtu = mtu,
+            LinkAttribute::LinkInfo(infos) => {
+                info.kind = infos.into_iter().find_map(|i| match i {
+                    link::LinkInfo::Kind(kind) => Some(kind.to_string()),
+                    _ => None,
+                });
+            }
             LinkAttribute::Xdp(xdp) => {
                 info.xdp_prog = xdp.iter().find_map(|x| match x {
                     LinkXdp::ProgId(id) if *id != 0 => Some(*id),

@@ -73,9 +73,14 @@ pub const fn mark(depth_bytes: u64, kmin: u32, kmax: u32, pmax: u32, random: u32
     if depth_bytes > kmax as u64 {
         return true;
     }
-    // Here kmin < depth <= kmax, so the divisor is not zero; pmax <= 2^16 and depth < 2^32 keep the product below 2^64.
+    // Here kmin < depth <= kmax. The test keeps the compiler from adding a panic for a division by zero, which BPF has no
+    // use for; pmax <= 2^16 and depth < 2^32 keep the product below 2^64.
+    let range = kmax.wrapping_sub(kmin) as u64;
+    if range == 0 {
+        return true;
+    }
     let pmax = if pmax > ONE { ONE } else { pmax } as u64;
-    let threshold = (pmax << 16) * (depth_bytes - kmin as u64) / (kmax - kmin) as u64;
+    let threshold = (pmax << 16) * (depth_bytes - kmin as u64) / range;
     (random as u64) < threshold
 }
 

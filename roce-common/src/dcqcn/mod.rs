@@ -18,5 +18,8 @@ pub mod rp;
 pub use params::Params;
 pub use rp::{Reaction, Rp};
 
+#[cfg(test)]
+mod model;
+
 /// One in the fixed point of probabilities and of α.
 pub const ONE: u32 = 1 << 16;

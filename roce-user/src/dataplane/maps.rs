@@ -200,6 +200,11 @@ impl Maps {
         ignore_missing(self.pace.remove(&Abi(key))).context("cannot remove a limiter")
     }
 
+    /// The rate `key` is limited to.
+    pub fn rate(&self, key: PeerQp) -> Option<RateValue> {
+        self.rates.get(&Abi(key), 0).ok().map(|v| v.0)
+    }
+
     /// Every rate.
     pub fn rates(&self) -> Vec<(PeerQp, RateValue)> {
         self.rates.iter().flatten().map(|(k, v)| (k.0, v.0)).collect()

@@ -8,6 +8,8 @@ mod maps;
 mod object;
 mod pins;
 
+pub use attach::{Attachment, Options, attach};
+pub use detach::{Removed, detach, detach_stale, list};
 pub use environment::check;
 pub use instance::Instance;
 pub use maps::{Abi, Maps};

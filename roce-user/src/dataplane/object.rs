@@ -27,7 +27,19 @@ impl Object {
         for name in ["roce_tc_egress", "roce_tc_ingress", "roce_htb"] {
             tc_program(&mut ebpf, name)?.load().map_err(|e| load_error(name, e))?;
         }
-        xdp_program(&mut ebpf)?.load().map_err(|e| load_error("roce_xdp", e))?;
+        xdp_program(&mut ebpf, "roce_xdp")?.load().map_err(|e| load_error("roce_xdp", e))?;
+        Ok(Self { ebpf })
+    }
+
+    /// Creates the maps and loads the benchmark's baseline programs instead.
+    ///
+    /// # Errors
+    /// As [`Object::load`].
+    pub fn load_baseline() -> Result<Self> {
+        let mut ebpf = EbpfLoader::new().load(OBJECT_BYTES).context("cannot create the BPF maps")?;
+        for name in ["baseline_empty", "baseline_count"] {
+            xdp_program(&mut ebpf, name)?.load().map_err(|e| load_error(name, e))?;
+        }
         Ok(Self { ebpf })
     }
 
@@ -52,12 +64,12 @@ impl Object {
         tc_program(&mut self.ebpf, name)
     }
 
-    /// The XDP program.
+    /// An XDP program.
     ///
     /// # Errors
-    /// When the object has none.
-    pub fn xdp(&mut self) -> Result<&mut Xdp> {
-        xdp_program(&mut self.ebpf)
+    /// When the object has no such program.
+    pub fn xdp(&mut self, name: &str) -> Result<&mut Xdp> {
+        xdp_program(&mut self.ebpf, name)
     }
 }
 
@@ -68,11 +80,11 @@ fn tc_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassif
         .with_context(|| format!("{name} is not a tc program"))
 }
 
-fn xdp_program(ebpf: &mut Ebpf) -> Result<&mut Xdp> {
-    ebpf.program_mut("roce_xdp")
-        .ok_or_else(|| anyhow!("the BPF object has no program roce_xdp"))?
+fn xdp_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+    ebpf.program_mut(name)
+        .ok_or_else(|| anyhow!("the BPF object has no program {name}"))?
         .try_into()
-        .context("roce_xdp is not an XDP program")
+        .with_context(|| format!("{name} is not an XDP program"))
 }
 
 /// One line for people; the verifier's log goes to the development log.

@@ -18,7 +18,13 @@ pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 pub(super) const MAPS: [&str; 9] =
     ["CONFIG", "HEARTBEAT", "COUNTERS", "LOCAL", "FLOWS", "PAIRS", "RATES", "PACE", "VQUEUE"];
 /// Names of the pinned links, in the order of detaching: the egress program goes last.
-pub(super) const LINKS: [&str; 3] = ["link_xdp", "link_tc_ingress", "link_tc_egress"];
+const LINKS: [&str; 3] = [LINK_XDP, LINK_TC_INGRESS, LINK_TC_EGRESS];
+/// The XDP link.
+pub(super) const LINK_XDP: &str = "link_xdp";
+/// The tc ingress link.
+pub(super) const LINK_TC_INGRESS: &str = "link_tc_ingress";
+/// The tc egress link.
+pub(super) const LINK_TC_EGRESS: &str = "link_tc_egress";
 
 /// The pin directory of one interface.
 #[derive(Clone, PartialEq, Eq, Debug)]

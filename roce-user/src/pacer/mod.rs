@@ -1,1 +1,160 @@
-//! pacer
+//! Pacers: what makes a rate of the controller a rate of the wire.
+//!
+//! | pacer | how | needs |
+//! |---|---|---|
+//! | `edt` | the egress program gives each packet a departure time | fq as the root qdisc (ours or the user's) |
+//! | `htb` | one HTB class per limited queue pair | the HTB qdisc; at most 60,000 classes |
+//! | `off` | nothing is paced | – |
+
+mod edt;
+mod htb;
+
+use std::{io, thread, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use netlink_packet_route::tc::TcHandle;
+use roce_common::{
+    abi::{self, PeerQp},
+    units::{Nanos, Rate},
+};
+
+pub use edt::Edt;
+pub use htb::Htb;
+
+use crate::{
+    config,
+    dataplane::{Maps, QDISC_MAJOR},
+    netlink::{Netlink, Qdisc, ROOT},
+};
+
+/// Handle of our root qdisc.
+pub const ROOT_HANDLE: TcHandle = TcHandle { major: QDISC_MAJOR, minor: 0 };
+
+/// Paces queue pairs.
+pub trait Pacer {
+    /// The name shown to the user.
+    fn name(&self) -> &'static str;
+
+    /// What the egress program has to do for it.
+    fn kind(&self) -> abi::Pacer;
+
+    /// Paces the packets of `key` at `rate`, frame bytes per second.
+    ///
+    /// # Errors
+    /// The kernel refuses a class or a map entry.
+    fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()>;
+
+    /// Takes the limiter of `key` away once what it holds has left; it is at line rate already.
+    ///
+    /// # Errors
+    /// As [`Pacer::set_rate`].
+    fn release(&mut self, maps: &mut Maps, key: PeerQp) -> Result<()>;
+
+    /// Finishes releases; called often.
+    ///
+    /// # Errors
+    /// As [`Pacer::set_rate`].
+    fn poll(&mut self, maps: &mut Maps, now: Nanos) -> Result<()>;
+
+    /// Releases everything and restores the interface.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn close(&mut self, maps: &mut Maps) -> Result<()>;
+}
+
+/// Nothing is paced.
+#[derive(Debug)]
+pub struct Off;
+
+impl Pacer for Off {
+    fn name(&self) -> &'static str {
+        "off"
+    }
+
+    fn kind(&self) -> abi::Pacer {
+        abi::Pacer::Off
+    }
+
+    fn set_rate(&mut self, _: &mut Maps, _: PeerQp, _: Rate) -> Result<()> {
+        Ok(())
+    }
+
+    fn release(&mut self, _: &mut Maps, _: PeerQp) -> Result<()> {
+        Ok(())
+    }
+
+    fn poll(&mut self, _: &mut Maps, _: Nanos) -> Result<()> {
+        Ok(())
+    }
+
+    fn close(&mut self, _: &mut Maps) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether a root qdisc is one we made.
+pub fn is_ours(root: Option<&Qdisc>) -> bool {
+    root.is_some_and(|q| q.handle.major == QDISC_MAJOR)
+}
+
+/// Whether the root qdisc is none, or the kernel's default, which comes back when ours goes.
+pub(crate) fn is_default(root: Option<&Qdisc>) -> bool {
+    root.is_none_or(|q| q.handle.major == 0)
+}
+
+/// Refuses to replace a root qdisc that somebody made. Somebody's fq is used by EDT as it is.
+///
+/// # Errors
+/// Names the qdisc and the ways out.
+pub fn refuse_foreign(name: &str, root: Option<&Qdisc>, wish: Option<config::Pacer>) -> Result<()> {
+    let Some(q) = root else { return Ok(()) };
+    let usable = q.kind == "fq" && wish != Some(config::Pacer::Htb);
+    if is_default(root) || is_ours(root) || usable {
+        return Ok(());
+    }
+    bail!(
+        "{name}: its root qdisc {} {:x}: was set up by somebody and is not replaced: use --pacer off{}, or remove it (tc qdisc del dev {name} root)",
+        q.kind,
+        q.handle.major,
+        if q.kind == "fq" { " or --pacer edt" } else { "" }
+    )
+}
+
+/// Removes our root qdisc. What waits in its classes leaves first, at full speed: deleting a class drops its packets.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn remove_root(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
+    drain(netlink, ifindex)?;
+    match netlink.delete_qdisc(ifindex, ROOT_HANDLE, ROOT) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e).context("cannot delete the root qdisc"),
+    }
+}
+
+/// Opens every class of ours and waits, at most a second, until nothing waits in them.
+fn drain(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
+    const FULL_SPEED: u64 = 12_500_000_000;
+    let busy = |netlink: &mut Netlink| -> Result<Vec<TcHandle>> {
+        Ok(netlink
+            .classes(ifindex)?
+            .into_iter()
+            .filter(|c| c.handle.major == QDISC_MAJOR && c.backlog_packets != 0)
+            .map(|c| c.handle)
+            .collect())
+    };
+    for class in busy(netlink)? {
+        netlink
+            .set_htb_class(ifindex, class, ROOT_HANDLE, FULL_SPEED, 1 << 20, false)
+            .context("cannot open a class")?;
+    }
+    for _ in 0..100 {
+        if busy(netlink)?.is_empty() {
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}

@@ -1,0 +1,24 @@
+//! The running agent of one interface: events in, commands out, reports now and then.
+//!
+//! | file | what |
+//! |---|---|
+//! | `open` | settings → attachment, pacer, controller |
+//! | `run` | the loop |
+//! | `report` | what is shown: JSON lines or a table |
+
+mod open;
+mod report;
+mod run;
+
+pub use open::{Agent, Plan, detected_link_rate};
+pub use report::{FlowLine, Output, flow_lines};
+
+use roce_common::units::Nanos;
+
+/// The kernel's CLOCK_MONOTONIC, which the BPF programs read too.
+pub fn monotonic() -> Nanos {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
+    Nanos(t.tv_sec as u64 * Nanos::SECOND.0 + t.tv_nsec as u64)
+}

@@ -1,0 +1,219 @@
+//! From settings to a running agent.
+
+use std::{collections::HashMap, io, os::fd::AsRawFd, path::PathBuf};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use aya::maps::{MapData, RingBuf};
+use roce_common::{
+    abi::{self, Config, Flags, FlowKey},
+    units::{Addr, Rate},
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::{
+    config::{self, Guard, Settings},
+    control::Core,
+    dataplane::{self, Attachment, Options},
+    netlink::{LinkInfo, Netlink, link_speed},
+    pacer::{self, Edt, Htb, Pacer},
+    rdma,
+};
+
+/// Most telemetry events of a CPU in 1/16 s: about 160,000 a second and CPU reach the controller at the most.
+const EVENTS_PER_TICK: u32 = 10_000;
+
+/// What will be attached and how, decided before anything is touched.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The interface.
+    pub link: LinkInfo,
+    /// The settings.
+    pub settings: Settings,
+    /// Which hook tracks the ingress tap.
+    pub ingress: config::Ingress,
+    /// Why that hook, where it was not asked for.
+    pub ingress_reason: Option<&'static str>,
+    /// RDMA devices on the interface.
+    pub rdma: rdma::Devices,
+    /// Leave programs and pins in place at the end.
+    pub keep: bool,
+}
+
+/// An attached interface with its controller.
+pub struct Agent {
+    pub(super) plan: Plan,
+    pub(super) attachment: Attachment,
+    pub(super) pacer: Box<dyn Pacer>,
+    /// Why that pacer, where it was not asked for.
+    pub(super) pacer_reason: Option<String>,
+    pub(super) core: Core,
+    pub(super) cnp_ring: AsyncFd<RingBuf<MapData>>,
+    pub(super) telemetry: AsyncFd<RingBuf<MapData>>,
+    pub(super) locals: Vec<Addr>,
+    /// Packets and bytes of each flow at the last report, for rates.
+    pub(super) last_bytes: HashMap<FlowKey, u64>,
+    pub(super) cnp_ring_full: u64,
+    _logger: Option<AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>>,
+}
+
+/// The link rate the driver reports.
+pub fn detected_link_rate(link: &LinkInfo) -> Option<Rate> {
+    link_speed(&link.name).map(Rate::from_bits_per_sec)
+}
+
+impl Plan {
+    /// Decides. A virtual device gets tc ingress unless told otherwise: native XDP there switches GRO off for everything
+    /// that passes.
+    pub fn new(link: LinkInfo, settings: Settings, keep: bool) -> Self {
+        let (ingress, ingress_reason) = match settings.ingress {
+            Some(ingress) => (ingress, None),
+            None if link.kind.is_some() => {
+                (config::Ingress::Tc, Some("a virtual device, where native XDP would switch GRO off"))
+            }
+            None => (config::Ingress::Xdp, Some("the default on a physical device")),
+        };
+        let rdma = rdma::devices(&link.name);
+        Self { link, settings, ingress, ingress_reason, rdma, keep }
+    }
+
+    fn config(&self) -> Config {
+        let s = &self.settings;
+        let guard = match s.guard {
+            Guard::On => true,
+            Guard::Off => false,
+            Guard::Auto => !self.rdma.soft.is_empty(),
+        };
+        let is_cp = s.role == config::Role::Cp;
+        Config {
+            failsafe_ns: s.failsafe.0,
+            cnp_interval_ns: s.params.cnp_interval.0,
+            vq_bytes_per_sec: if is_cp { s.link_rate.bytes_per_sec() } else { 0 },
+            role: abi::Role::from(s.role) as u32,
+            flags: if guard { Flags::GUARD | Flags::CONSUME_CNP } else { 0 },
+            dscp_policy: abi::MarkPolicy::from(s.dscp_policy) as u32,
+            ecn_policy: abi::MarkPolicy::from(s.ecn_policy) as u32,
+            data_dscp: u32::from(s.data_dscp.get()),
+            cnp_dscp: u32::from(s.cnp_dscp.get()),
+            data_priority: s.data_priority,
+            cnp_priority: s.cnp_priority,
+            pacer: abi::Pacer::Off as u32,
+            sample_every: s.sample_every,
+            kmin_bytes: s.params.kmin,
+            kmax_bytes: s.params.kmax,
+            pmax: s.params.pmax,
+            vq_limit_bytes: s.queue_bytes,
+            ifindex: self.link.index,
+            events_per_tick: EVENTS_PER_TICK,
+        }
+    }
+}
+
+impl Agent {
+    /// Attaches everything, or nothing.
+    ///
+    /// # Errors
+    /// What is missing, in the way or refused, with what to do about it.
+    pub fn open(plan: Plan) -> Result<Self> {
+        let s = &plan.settings;
+        let mut options = Options {
+            link: plan.link.clone(),
+            bpffs: s.bpffs.clone(),
+            ingress: plan.ingress.into(),
+            config: plan.config(),
+        };
+        // A foreign root qdisc is found before anything is attached.
+        let pacing = s.role == config::Role::Host && s.pacer != Some(config::Pacer::Off);
+        if pacing {
+            pacer::refuse_foreign(&plan.link.name, Netlink::open()?.root_qdisc(plan.link.index)?.as_ref(), s.pacer)?;
+        }
+        let mut attachment = dataplane::attach(&options)?;
+        if plan.keep {
+            attachment.keep();
+        }
+        let logger = start_logger(&mut attachment);
+        let (pacer, pacer_reason) = if pacing {
+            open_pacer(&plan.link, s.pacer, &mut attachment)?
+        } else {
+            let reason = (s.role != config::Role::Host).then(|| format!("role {} paces nothing", s.role));
+            (Box::new(pacer::Off) as Box<dyn Pacer>, reason)
+        };
+        options.config = attachment.maps.config()?;
+        options.config.pacer = pacer.kind() as u32;
+        attachment.maps.set_config(options.config)?;
+
+        let mut core = Core::new(s.core());
+        let locals = local_addresses()?;
+        for local in &locals {
+            core.add_local(*local);
+        }
+        attachment.maps.set_local(&locals)?;
+        attachment.maps.beat(super::monotonic().0)?;
+        let cnp_ring = ring(&mut attachment, "CNP_RING")?;
+        let telemetry = ring(&mut attachment, "TELEMETRY")?;
+        Ok(Self {
+            plan,
+            attachment,
+            pacer,
+            pacer_reason,
+            core,
+            cnp_ring,
+            telemetry,
+            locals,
+            last_bytes: HashMap::new(),
+            cnp_ring_full: 0,
+            _logger: logger,
+        })
+    }
+
+    /// Where the maps are pinned.
+    pub fn bpffs(&self) -> &PathBuf {
+        &self.plan.settings.bpffs
+    }
+}
+
+/// The host's addresses, as the maps hold them.
+pub(super) fn local_addresses() -> Result<Vec<Addr>> {
+    Ok(Netlink::open()?.addresses()?.into_iter().map(Addr::from).collect())
+}
+
+fn ring(attachment: &mut Attachment, name: &str) -> Result<AsyncFd<RingBuf<MapData>>> {
+    let map = attachment.ebpf.take_map(name).ok_or_else(|| anyhow!("the BPF object has no map {name}"))?;
+    let ring = RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))?;
+    wait_on(ring).with_context(|| format!("cannot wait for {name}"))
+}
+
+fn wait_on<T: AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: both kinds of `inner` own their descriptor and keep it open and the same until they are dropped.
+    unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) }.map_err(io::Error::from)
+}
+
+/// Development messages of the BPF programs go to the log; they are not needed for anything else.
+fn start_logger(attachment: &mut Attachment) -> Option<AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>> {
+    match aya_log::EbpfLogger::init(&mut attachment.ebpf) {
+        Ok(logger) => wait_on(logger).ok(),
+        Err(error) => {
+            log::debug!("no development messages from the BPF programs: {error}");
+            None
+        }
+    }
+}
+
+/// The pacer asked for; without a wish EDT where the kernel has fq, else HTB, else none.
+fn open_pacer(
+    link: &LinkInfo,
+    wish: Option<config::Pacer>,
+    attachment: &mut Attachment,
+) -> Result<(Box<dyn Pacer>, Option<String>)> {
+    match wish {
+        Some(config::Pacer::Edt) => Ok((Box::new(Edt::open(link)?), None)),
+        Some(config::Pacer::Htb) => Ok((Box::new(Htb::open(link, &mut attachment.ebpf)?), None)),
+        Some(config::Pacer::Off) => bail!("the pacer is off"),
+        None => match Edt::open(link) {
+            Ok(edt) => Ok((Box::new(edt), Some("the default: fq is there".into()))),
+            Err(no_fq) => {
+                let htb = Htb::open(link, &mut attachment.ebpf).with_context(|| format!("{no_fq:#}"))?;
+                Ok((Box::new(htb), Some(format!("no EDT: {no_fq:#}"))))
+            }
+        },
+    }
+}

@@ -1,0 +1,302 @@
+//! What an agent shows: JSON lines (schema 1) or a table that is drawn anew.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    io::{self, IsTerminal as _, Write as _},
+    net::IpAddr,
+    rc::Rc,
+};
+
+use anyhow::Result;
+use roce_common::{
+    abi::{Counter, Counters, Direction, Event, EventKind, FlowKey, PeerQp, Space},
+    flow::Flow,
+    units::{Addr, Nanos},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{Agent, monotonic, run::limit};
+use crate::{
+    dataplane::Maps,
+    export::{FlowReport, SCHEMA},
+    tui,
+};
+
+/// Most flows of one report; the busiest are kept.
+const REPORTED_FLOWS: usize = 4_096;
+
+/// One flow of a live report.
+#[derive(Clone, Debug, Serialize)]
+pub struct FlowLine {
+    /// The flow, by the names of schema 1.
+    #[serde(flatten)]
+    pub flow: FlowReport,
+    /// Payload bits per second since the last report; since the start in a summary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_bps: Option<u64>,
+    /// Frame bits per second its queue pair is limited to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bps: Option<u64>,
+}
+
+/// Name of a direction in a tap's name.
+const fn direction_name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    }
+}
+
+/// The flows of one interface's maps as report lines, the busiest first, at most as many as a report takes; and how many
+/// there are.
+pub fn flow_lines(
+    name: &str,
+    maps: &Maps,
+    flows: &[(FlowKey, Flow)],
+    mut rate: impl FnMut(&FlowKey, &Flow) -> Option<u64>,
+) -> (Vec<FlowLine>, usize) {
+    // CNPs name the queue pair that sends: its request flow is the one to the queue pair it is connected to.
+    let cnps: HashMap<(Addr, Addr, u32), u64> =
+        maps.pairs().into_iter().map(|(k, v)| ((k.dst, k.src, v.sender_qpn), v.cnp_rx)).collect();
+    let mut order: Vec<&(FlowKey, Flow)> = flows.iter().filter(|(_, f)| f.packets != 0).collect();
+    order.sort_by_key(|(key, flow)| (std::cmp::Reverse(flow.packets), *key));
+    let total = order.len();
+    let lines = order
+        .into_iter()
+        .take(REPORTED_FLOWS)
+        .map(|(key, flow)| {
+            let mut flow = *flow;
+            if key.space() == Space::Request {
+                flow.cnp = cnps.get(&(key.src, key.dst, key.dest_qp().get())).copied().unwrap_or(0);
+            }
+            let tap = format!("{name}/{}", direction_name(key.tap.direction()));
+            FlowLine {
+                flow: FlowReport::new(key, &flow, tap),
+                rate_bps: rate(key, &flow),
+                limit_bps: (key.tap.direction() == Direction::Egress)
+                    .then(|| limit(maps, PeerQp::new(key.dst, key.dest_qp())))
+                    .flatten(),
+            }
+        })
+        .collect();
+    (lines, total)
+}
+
+/// Non-zero counters by name.
+fn counters_json(counters: &Counters) -> BTreeMap<&'static str, u64> {
+    Counter::ALL.iter().map(|c| (c.name(), counters[*c as usize])).filter(|(_, n)| *n != 0).collect()
+}
+
+/// Where reports go.
+pub struct Output {
+    json: bool,
+    table: bool,
+    start: Nanos,
+    last_report: HashMap<String, Nanos>,
+    /// The newest table of each interface.
+    tables: BTreeMap<String, Vec<String>>,
+    news: Vec<String>,
+}
+
+impl Output {
+    /// JSON lines when asked for or when stdout is no terminal; a table otherwise.
+    pub fn new(json: bool) -> Self {
+        let terminal = io::stdout().is_terminal();
+        Self {
+            json: json || !terminal,
+            table: !json && terminal,
+            start: monotonic(),
+            last_report: HashMap::new(),
+            tables: BTreeMap::new(),
+            news: Vec::new(),
+        }
+    }
+
+    fn line(&self, value: &Value) -> Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{value}")?;
+        out.flush()?;
+        Ok(())
+    }
+
+    /// Attached and running.
+    pub(super) fn ready(&mut self, agent: &Agent) -> Result<()> {
+        let plan = &agent.plan;
+        let s = &plan.settings;
+        if let Some(stale) = &agent.attachment.stale {
+            log::warn!(
+                "{}: removed what an earlier agent had left: {} pins, {} filters{}",
+                plan.link.name,
+                stale.pins,
+                stale.filters,
+                if stale.qdisc { ", its root qdisc" } else { "" }
+            );
+        }
+        if !plan.rdma.hardware.is_empty() {
+            log::warn!(
+                "{}: {} is RDMA hardware: its packets bypass the kernel, and nothing of them is seen here",
+                plan.link.name,
+                plan.rdma.hardware.join(", ")
+            );
+        }
+        if self.json {
+            return self.line(&json!({
+                "schema": SCHEMA,
+                "kind": "ready",
+                "iface": plan.link.name,
+                "role": s.role.to_string(),
+                "ingress": plan.ingress.to_string(),
+                "ingress_reason": plan.ingress_reason,
+                "tc": agent.attachment.tc_hook,
+                "pacer": agent.pacer.name(),
+                "pacer_reason": agent.pacer_reason,
+                "link_rate_bps": s.link_rate.bits_per_sec(),
+                "link_rate_given": s.link_rate_given,
+                "rxe": plan.rdma.soft,
+                "rdma_hardware": plan.rdma.hardware,
+            }));
+        }
+        let why = |reason: &Option<&str>| reason.map_or(String::new(), |r| format!(" ({r})"));
+        self.news.push(format!(
+            "{}: role {}, ingress {}{}, pacer {}{}, link {}",
+            plan.link.name,
+            s.role,
+            plan.ingress,
+            why(&plan.ingress_reason),
+            agent.pacer.name(),
+            why(&agent.pacer_reason.as_deref()),
+            tui::bits(s.link_rate.bits_per_sec()),
+        ));
+        self.draw()
+    }
+
+    /// Something happened to a flow.
+    pub(super) fn event(&mut self, name: &str, event: &Event) -> Result<()> {
+        let Some(kind) = EventKind::from_number(event.kind) else { return Ok(()) };
+        let tap = format!("{name}/{}", direction_name(event.tap.direction()));
+        let (src, dst): (IpAddr, IpAddr) = (event.src.into(), event.dst.into());
+        if self.json {
+            return self.line(&json!({
+                "schema": SCHEMA,
+                "kind": "event",
+                "event": kind.name(),
+                "time_ns": event.time_ns,
+                "tap": tap,
+                "src": src,
+                "dst": dst,
+                "dest_qp": event.dest_qp,
+                "psn": event.psn,
+                "value": event.value,
+            }));
+        }
+        self.news.push(format!("{tap}: {} {src} > {dst} QP {} PSN {}", kind.name(), event.dest_qp, event.psn));
+        Ok(())
+    }
+
+    /// Something the user should know.
+    pub(super) fn notice(&mut self, name: &str, text: &str) -> Result<()> {
+        if self.json {
+            return self
+                .line(&json!({"schema": SCHEMA, "kind": "event", "event": "notice", "iface": name, "text": text}));
+        }
+        self.news.push(format!("{name}: {text}"));
+        Ok(())
+    }
+
+    fn draw(&mut self) -> Result<()> {
+        if !self.table {
+            return Ok(());
+        }
+        let keep = self.news.len().saturating_sub(tui::NEWS_LINES);
+        self.news.drain(..keep);
+        tui::draw(self.tables.values().flatten(), &self.news)
+    }
+}
+
+impl Agent {
+    /// The periodic report.
+    pub(super) fn report(&mut self, output: &Rc<RefCell<Output>>, flows: &[(FlowKey, Flow)]) -> Result<()> {
+        let now = monotonic();
+        let name = self.plan.link.name.clone();
+        let mut output = output.borrow_mut();
+        let since = output.last_report.insert(name.clone(), now).unwrap_or(output.start);
+        let elapsed = now.since(since).0.max(1);
+        let mut bytes = HashMap::with_capacity(flows.len());
+        let last = std::mem::take(&mut self.last_bytes);
+        let (lines, total) = flow_lines(&name, &self.attachment.maps, flows, |key, flow| {
+            let grown = flow.bytes.saturating_sub(last.get(key).copied().unwrap_or(0));
+            Some(bits_per_sec(grown, elapsed))
+        });
+        for (key, flow) in flows {
+            bytes.insert(*key, flow.bytes);
+        }
+        self.last_bytes = bytes;
+        if output.json {
+            return output.line(&json!({
+                "schema": SCHEMA, "kind": "flows", "iface": name, "flows_total": total, "flows": lines,
+            }));
+        }
+        let counters = self.all_counters()?;
+        let table =
+            tui::table(&name, &self.plan.settings.role.to_string(), &counters, &self.core.stats(), &lines, total);
+        output.tables.insert(name, table);
+        output.draw()
+    }
+
+    fn all_counters(&self) -> Result<[Counters; 2]> {
+        Ok([self.attachment.maps.counters(Direction::Ingress)?, self.attachment.maps.counters(Direction::Egress)?])
+    }
+
+    /// The last report.
+    pub(super) fn summarise(&mut self, output: &Rc<RefCell<Output>>) -> Result<()> {
+        let flows = self.attachment.maps.flows();
+        let mut output = output.borrow_mut();
+        let elapsed = monotonic().since(output.start).0.max(1);
+        let name = &self.plan.link.name;
+        let (lines, total) =
+            flow_lines(name, &self.attachment.maps, &flows, |_, flow| Some(bits_per_sec(flow.bytes, elapsed)));
+        let counters = self.all_counters()?;
+        let stats = self.core.stats();
+        if !output.json {
+            let table = tui::table(name, &self.plan.settings.role.to_string(), &counters, &stats, &lines, total);
+            output.tables.insert(name.clone(), table);
+            return output.draw();
+        }
+        let unpaired = counters[0][Counter::CnpUnpaired as usize];
+        output.line(&json!({
+            "schema": SCHEMA,
+            "kind": "summary",
+            "iface": name,
+            "role": self.plan.settings.role.to_string(),
+            "seconds": elapsed as f64 / 1e9,
+            "counters": {
+                "ingress": counters_json(&counters[0]),
+                "egress": counters_json(&counters[1]),
+            },
+            "control": {
+                "cnp_received": counters[0][Counter::Cnp as usize],
+                "rp_handled": stats.rp_handled,
+                "rp_ignored": stats.rp_ignored() + unpaired,
+                "rp_ignored_by_reason": {
+                    "unpaired": unpaired,
+                    "unknown_qp": stats.ignored_unknown_qp,
+                    "wrong_peer": stats.ignored_wrong_peer,
+                    "limiters_full": stats.ignored_limiters_full,
+                },
+                "cuts": stats.cuts,
+                "held_back": stats.held_back,
+                "recovered": stats.recovered,
+                "released": stats.released,
+                "limited": self.core.limited_len(),
+            },
+            "flows_total": total,
+            "flows": lines,
+        }))
+    }
+}
+
+fn bits_per_sec(bytes: u64, elapsed_ns: u64) -> u64 {
+    (u128::from(bytes) * 8 * u128::from(Nanos::SECOND.0) / u128::from(elapsed_ns)) as u64
+}

@@ -1,0 +1,258 @@
+//! The loop of an agent.
+
+use std::{cell::RefCell, rc::Rc, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use aya::maps::{MapData, RingBuf};
+use roce_common::{
+    abi::{Counter, Direction, Event, EventKind, PairKey, PeerQp, Space},
+    psn::Psn,
+    units::{Addr, Nanos, Rate},
+};
+use tokio::{
+    sync::watch,
+    time::{self, Instant, MissedTickBehavior},
+};
+use zerocopy::FromBytes as _;
+
+use super::{Agent, Output, monotonic, open::local_addresses};
+use crate::{
+    control::{Command, LocalQp},
+    dataplane::Maps,
+    netlink::Netlink,
+    pacer::Pacer,
+};
+
+/// How often the BPF programs are told that the controller is alive.
+const HEARTBEAT: Duration = Duration::from_millis(50);
+/// How often flows are walked, reported and aged.
+const REPORT: Duration = Duration::from_secs(1);
+/// Telemetry events taken before CNPs are looked at again.
+const BATCH: usize = 256;
+/// A flow that was silent for this long is forgotten.
+const FLOW_IDLE: Nanos = Nanos(60 * Nanos::SECOND.0);
+/// With more flows than this the table is walked every tenth time only.
+const MANY_FLOWS: usize = 16_384;
+
+impl Agent {
+    /// Runs until `stop` says so, then detaches.
+    ///
+    /// # Errors
+    /// The interface went away, a map or the kernel failed; everything is detached all the same.
+    pub async fn run(mut self, output: Rc<RefCell<Output>>, mut stop: watch::Receiver<bool>) -> Result<()> {
+        let result = self.drive(&output, &mut stop).await;
+        // The last report, while the maps still stand.
+        let report = match &result {
+            Ok(()) => self.summarise(&output),
+            Err(_) => Ok(()),
+        };
+        let closed = self.close();
+        result.and(report).and(closed)
+    }
+
+    fn close(mut self) -> Result<()> {
+        // From here on nobody is paced, whatever happens to what follows.
+        let quiet = if self.plan.keep { Ok(()) } else { self.attachment.maps.beat(0) };
+        if self.plan.keep {
+            return quiet;
+        }
+        let gone =
+            !matches!(Netlink::open()?.links(), Ok(links) if links.iter().any(|l| l.index == self.plan.link.index));
+        let paced = if gone { Ok(()) } else { self.pacer.close(&mut self.attachment.maps) };
+        let detached = self.attachment.detach();
+        quiet.and(paced).and(detached)
+    }
+
+    async fn drive(&mut self, output: &Rc<RefCell<Output>>, stop: &mut watch::Receiver<bool>) -> Result<()> {
+        output.borrow_mut().ready(self)?;
+        let mut beat = time::interval(HEARTBEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut report = time::interval_at(Instant::now() + REPORT, REPORT);
+        report.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut round = 0u64;
+        let mut commands = Vec::new();
+        loop {
+            let now = monotonic();
+            let wake =
+                self.core.next_deadline().map_or(HEARTBEAT, |d| Duration::from_nanos(d.since(now).0)).min(HEARTBEAT);
+            tokio::select! {
+                biased;
+                _ = stop.changed() => return Ok(()),
+                ready = self.cnp_ring.readable_mut() => {
+                    let mut guard = ready.context("cannot wait for CNPs")?;
+                    let now = monotonic();
+                    while let Some(event) = next(guard.get_inner_mut()) {
+                        self.core.on_event(&event, now, &mut commands);
+                    }
+                    guard.clear_ready();
+                }
+                () = time::sleep(wake) => {
+                    let maps = &self.attachment.maps;
+                    self.core.advance(monotonic(), |_, key| maps.pace(*key).map(|cell| cell.bytes), &mut commands);
+                }
+                _ = beat.tick() => {
+                    let now = monotonic();
+                    self.attachment.maps.beat(now.0)?;
+                    self.pacer.poll(&mut self.attachment.maps, now)?;
+                }
+                _ = report.tick() => {
+                    round += 1;
+                    self.check_interface()?;
+                    self.refresh_locals()?;
+                    self.recover_cnps(&mut commands)?;
+                    if self.last_bytes.len() < MANY_FLOWS || round.is_multiple_of(10) {
+                        self.walk_flows(output)?;
+                    }
+                }
+                ready = self.telemetry.readable_mut() => {
+                    let mut guard = ready.context("cannot wait for telemetry")?;
+                    let now = monotonic();
+                    let mut taken = 0;
+                    while taken < BATCH {
+                        let Some(event) = next(guard.get_inner_mut()) else {
+                            guard.clear_ready();
+                            break;
+                        };
+                        taken += 1;
+                        self.core.on_event(&event, now, &mut commands);
+                        if is_news(&event) {
+                            output.borrow_mut().event(&self.plan.link.name, &event)?;
+                        }
+                    }
+                }
+            }
+            for command in commands.drain(..) {
+                let line = self.plan.settings.link_rate;
+                let notice = carry_out(command, &mut self.attachment.maps, self.pacer.as_mut(), line)?;
+                if let Some(text) = notice {
+                    output.borrow_mut().notice(&self.plan.link.name, &text)?;
+                }
+            }
+        }
+    }
+
+    /// A deleted interface ends the agent; a renamed one is followed.
+    fn check_interface(&mut self) -> Result<()> {
+        let links = Netlink::open()?.links()?;
+        match links.into_iter().find(|l| l.index == self.plan.link.index) {
+            Some(link) => {
+                if link.name != self.plan.link.name {
+                    log::warn!("interface {} is called {} now", self.plan.link.name, link.name);
+                    self.plan.link.name = link.name;
+                }
+                Ok(())
+            }
+            None => bail!("interface {} was deleted", self.plan.link.name),
+        }
+    }
+
+    fn refresh_locals(&mut self) -> Result<()> {
+        let now = local_addresses()?;
+        if now == self.locals {
+            return Ok(());
+        }
+        for gone in self.locals.iter().filter(|a| !now.contains(a)) {
+            self.core.remove_local(gone);
+        }
+        for new in now.iter().filter(|a| !self.locals.contains(a)) {
+            self.core.add_local(*new);
+        }
+        self.attachment.maps.set_local(&now)?;
+        self.locals = now;
+        Ok(())
+    }
+
+    /// CNPs that did not fit the ring are still in their pair's counter.
+    fn recover_cnps(&mut self, commands: &mut Vec<Command>) -> Result<()> {
+        let full = self.attachment.maps.counters(Direction::Ingress)?[Counter::CnpRingFull as usize];
+        if full == self.cnp_ring_full {
+            return Ok(());
+        }
+        self.cnp_ring_full = full;
+        let now = monotonic();
+        for (key, value) in self.attachment.maps.pairs() {
+            if self.core.is_local(&key.dst) {
+                let local = LocalQp { ifindex: self.plan.link.index, qpn: key.dest_qp() };
+                self.core.on_cnp_count(local, key.src, value.cnp_rx as u32, now, commands);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports the flows, tells the controller how far each has come, and forgets the silent ones.
+    fn walk_flows(&mut self, output: &Rc<RefCell<Output>>) -> Result<()> {
+        let now = monotonic();
+        let flows = self.attachment.maps.flows();
+        for (key, flow) in &flows {
+            if now.since(Nanos(flow.last_seen_ns)) > FLOW_IDLE {
+                self.attachment.maps.remove_flow(key)?;
+            } else if key.space() == Space::Request && flow.packets != 0 {
+                self.core.on_flow(
+                    key.tap.ifindex(),
+                    key.tap.direction(),
+                    key.src,
+                    key.dst,
+                    key.dest_qp(),
+                    Psn::new(flow.first_psn),
+                    Psn::new(flow.last_psn),
+                    now,
+                );
+            }
+        }
+        self.report(output, &flows)
+    }
+}
+
+/// The next record of a ring.
+fn next(ring: &mut RingBuf<MapData>) -> Option<Event> {
+    let item = ring.next()?;
+    Event::read_from_bytes(&item).ok()
+}
+
+/// What a person wants to hear of at once.
+fn is_news(event: &Event) -> bool {
+    matches!(
+        EventKind::from_number(event.kind),
+        Some(EventKind::Gap | EventKind::Nak | EventKind::RnrNak | EventKind::Discontinuity | EventKind::CnpSent)
+    )
+}
+
+/// Both directions of a connection: packets from the peer for our queue pair, and ours for the peer's.
+fn pair_keys(local: LocalQp, local_addr: Addr, peer: Addr, remote: roce_common::units::Qpn) -> [(PairKey, u32); 2] {
+    [
+        (PairKey::new(peer, local_addr, local.qpn), remote.get()),
+        (PairKey::new(local_addr, peer, remote), local.qpn.get()),
+    ]
+}
+
+/// Carries out a command; what the user should know is handed back.
+fn carry_out(command: Command, maps: &mut Maps, pacer: &mut dyn Pacer, line: Rate) -> Result<Option<String>> {
+    match command {
+        Command::AddPair { local, local_addr, peer, remote } => {
+            for (key, sender) in pair_keys(local, local_addr, peer, remote) {
+                maps.add_pair(key, sender)?;
+            }
+        }
+        Command::RemovePair { local, local_addr, peer, remote } => {
+            for (key, _) in pair_keys(local, local_addr, peer, remote) {
+                maps.remove_pair(key)?;
+            }
+        }
+        Command::SetRate { key, rate, .. } => pacer.set_rate(maps, key, rate)?,
+        Command::Release { key, .. } => pacer.release(maps, key)?,
+        Command::ClearRate { key, .. } => {
+            // What the limiter holds leaves in order first.
+            if maps.rate(key).is_some() {
+                pacer.set_rate(maps, key, line)?;
+                pacer.release(maps, key)?;
+            }
+        }
+        Command::Notice(notice) => return Ok(Some(format!("{}: {notice}", notice.name()))),
+    }
+    Ok(None)
+}
+
+/// Whether a queue pair is limited, for reports.
+pub(super) fn limit(maps: &Maps, key: PeerQp) -> Option<u64> {
+    maps.rate(key).map(|r| r.bytes_per_sec * 8)
+}

@@ -1,0 +1,434 @@
+//! CNPs in, rates out: one reaction point per local queue pair.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use roce_common::{
+    abi::{Direction, Event, EventKind, MAX_LOCAL_ADDRS, PeerQp},
+    dcqcn::{Reaction, Rp, params::RpParams},
+    psn::Psn,
+    units::{Addr, Nanos, Qpn, Rate},
+    wire::Opcode,
+};
+
+use super::{
+    Command, Notice,
+    pairs::{Change, Limits, LocalQp, Observation, Pair, PairTable},
+};
+
+/// A rate is worth a command when it differs from the last one by more than this part of it. Cuts and the arrival at
+/// line rate always are.
+const SIGNIFICANT: u64 = 64;
+
+/// Packets an rxe queue pair can have waiting in a shaper: it pauses above 64 (`RXE_INFLIGHT_SKBS_PER_QP_HIGH`).
+const HELD_PACKETS: u64 = 65;
+
+/// What the controller works by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CoreConfig {
+    /// Constants of the reaction points.
+    pub rp: RpParams,
+    /// The queue pairs' ACK timeout exponent (4.096 µs · 2^n), where it is known.
+    pub ack_timeout: Option<u8>,
+    /// Size of a full packet on the wire, for the minimum rate that the ACK timeout allows.
+    pub packet_bytes: u32,
+    /// No limiter is looked at more often than this, whatever its timer.
+    pub tick: Nanos,
+    /// Most limiters.
+    pub limiters: usize,
+    /// Bounds of the pair table.
+    pub pairs: Limits,
+}
+
+impl CoreConfig {
+    /// The defaults around `rp`.
+    pub fn new(rp: RpParams, packet_bytes: u32) -> Self {
+        Self {
+            rp,
+            ack_timeout: None,
+            packet_bytes,
+            tick: Nanos::from_millis(1),
+            limiters: 60_000,
+            pairs: Limits::default(),
+        }
+    }
+
+    /// The rate no limiter goes below: what lets the packets a shaper holds drain in half the ACK timeout, so that pacing
+    /// never looks like loss; the configured minimum where that is higher or the timeout is not known.
+    pub fn min_rate(&self) -> Rate {
+        let line = self.rp.line.bytes_per_sec();
+        let by_timeout = self.ack_timeout.map_or(0, |exponent| {
+            let half_ns = (4_096_u64 << exponent.min(31)) / 2;
+            (HELD_PACKETS * u64::from(self.packet_bytes)).saturating_mul(Nanos::SECOND.0) / half_ns
+        });
+        Rate::from_bytes_per_sec(self.rp.min_rate.bytes_per_sec().max(by_timeout).min(line))
+    }
+}
+
+/// Why a CNP cut nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ignored {
+    /// The local QP is not known to be connected to anybody.
+    UnknownQp,
+    /// It is connected to somebody else.
+    WrongPeer,
+    /// There was no room for another limiter.
+    LimitersFull,
+}
+
+/// What the controller counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// CNPs handed to a reaction point.
+    pub rp_handled: u64,
+    /// CNPs for a QP that is not paired.
+    pub ignored_unknown_qp: u64,
+    /// CNPs from an address that is not the QP's peer.
+    pub ignored_wrong_peer: u64,
+    /// CNPs of QPs for which there was no limiter left.
+    pub ignored_limiters_full: u64,
+    /// Handled CNPs that cut a rate.
+    pub cuts: u64,
+    /// Handled CNPs within the monitor period of a cut.
+    pub held_back: u64,
+    /// Handled CNPs that the ring buffer had lost and the pair's counter still knew.
+    pub recovered: u64,
+    /// Limiters released because their queue pair was back at line rate.
+    pub released: u64,
+    /// Events with a kind, opcode or address that says nothing here.
+    pub events_ignored: u64,
+    /// Local addresses for which there was no room.
+    pub locals_refused: u64,
+}
+
+impl Stats {
+    /// All CNPs that cut nothing, whatever the reason.
+    pub const fn rp_ignored(&self) -> u64 {
+        self.ignored_unknown_qp + self.ignored_wrong_peer + self.ignored_limiters_full
+    }
+}
+
+#[derive(Debug)]
+struct Limiter {
+    rp: Rp,
+    key: PeerQp,
+    /// The rate of the last command.
+    sent: Rate,
+    /// The byte counter at the last look.
+    bytes: Option<u64>,
+    deadline: Nanos,
+}
+
+/// CNPs of one pair: seen in the ring buffer, and counted by the kernel.
+#[derive(Clone, Copy, Debug, Default)]
+struct CnpCount {
+    seen: u32,
+    last_reading: u32,
+}
+
+/// The controller. Every method appends what has to be done to `out`.
+#[derive(Debug)]
+pub struct Core {
+    config: CoreConfig,
+    rp: RpParams,
+    locals: HashSet<Addr>,
+    pairs: PairTable,
+    limiters: HashMap<LocalQp, Limiter>,
+    deadlines: BTreeSet<(Nanos, LocalQp)>,
+    cnps: HashMap<LocalQp, CnpCount>,
+    /// Limiters of each interface, and whether their minimum rates were found infeasible.
+    per_interface: HashMap<u32, (usize, bool)>,
+    full_told: bool,
+    stats: Stats,
+}
+
+impl Core {
+    /// A controller that knows nothing yet.
+    pub fn new(config: CoreConfig) -> Self {
+        Self {
+            config,
+            rp: RpParams { min_rate: config.min_rate(), ..config.rp },
+            locals: HashSet::new(),
+            pairs: PairTable::new(config.pairs),
+            limiters: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            cnps: HashMap::new(),
+            per_interface: HashMap::new(),
+            full_told: false,
+            stats: Stats::default(),
+        }
+    }
+
+    /// `addr` is one of this host's.
+    pub fn add_local(&mut self, addr: Addr) {
+        if self.locals.len() >= MAX_LOCAL_ADDRS as usize && !self.locals.contains(&addr) {
+            self.stats.locals_refused += 1;
+            return;
+        }
+        self.locals.insert(addr);
+    }
+
+    /// `addr` is no longer one of this host's.
+    pub fn remove_local(&mut self, addr: &Addr) {
+        self.locals.remove(addr);
+    }
+
+    /// Whether `addr` is one of this host's.
+    pub fn is_local(&self, addr: &Addr) -> bool {
+        self.locals.contains(addr)
+    }
+
+    /// The counters.
+    pub const fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// The pairs.
+    pub const fn pairs(&self) -> &PairTable {
+        &self.pairs
+    }
+
+    /// The rate of a limited queue pair.
+    pub fn rate(&self, local: LocalQp) -> Option<Rate> {
+        self.limiters.get(&local).map(|l| l.rp.rate())
+    }
+
+    /// The limited queue pairs: where, whose and how fast.
+    pub fn limited(&self) -> impl Iterator<Item = (LocalQp, PeerQp, Rate)> {
+        self.limiters.iter().map(|(&local, l)| (local, l.key, l.rp.rate()))
+    }
+
+    /// Number of limited queue pairs.
+    pub fn limited_len(&self) -> usize {
+        self.limiters.len()
+    }
+
+    /// When [`Self::advance`] next has something to do.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.deadlines.first().map(|d| d.0).into_iter().chain(self.pairs.next_deadline()).min()
+    }
+
+    /// One record of a ring buffer.
+    pub fn on_event(&mut self, event: &Event, now: Nanos, out: &mut Vec<Command>) {
+        let ifindex = event.tap.ifindex();
+        let direction = event.tap.direction();
+        let kind = match EventKind::from_number(event.kind) {
+            Some(EventKind::Cnp) if direction == Direction::Ingress => {
+                let local = LocalQp { ifindex, qpn: Qpn::new(event.dest_qp) };
+                self.on_cnp(local, event.src, event.dst, now, out);
+                return;
+            }
+            Some(EventKind::Cnp | EventKind::CnpSent) | None => {
+                self.stats.events_ignored += 1;
+                return;
+            }
+            Some(kind) => kind,
+        };
+        let own = match direction {
+            Direction::Ingress => event.dst,
+            Direction::Egress => event.src,
+        };
+        let Some(opcode) = Opcode::new(event.opcode).filter(|_| self.is_local(&own)) else {
+            self.stats.events_ignored += 1;
+            return;
+        };
+        let observation = Observation {
+            ifindex,
+            direction,
+            src: event.src,
+            dst: event.dst,
+            dest_qp: Qpn::new(event.dest_qp),
+            psn: Psn::new(event.psn),
+            opcode,
+            src_port: event.src_port,
+            first_sight: kind == EventKind::FirstSight,
+            restart: kind == EventKind::Discontinuity,
+        };
+        self.pairs.observe(&observation, now);
+        self.follow_pairs(out);
+    }
+
+    /// What the kernel's flow table knows of a request flow; see [`PairTable::observe_flow`].
+    #[expect(clippy::too_many_arguments, reason = "a flow key and three facts about it")]
+    pub fn on_flow(
+        &mut self,
+        ifindex: u32,
+        direction: Direction,
+        src: Addr,
+        dst: Addr,
+        dest_qp: Qpn,
+        first: Psn,
+        highest: Psn,
+        now: Nanos,
+    ) {
+        self.pairs.observe_flow(ifindex, direction, src, dst, dest_qp, first, highest, now);
+    }
+
+    /// The kernel's cumulative count of CNPs for a pair, read now and then. What it has more than the ring buffer
+    /// delivered was lost there; it counts once a second reading confirms that it was not just on its way.
+    pub fn on_cnp_count(&mut self, local: LocalQp, peer: Addr, count: u32, now: Nanos, out: &mut Vec<Command>) {
+        let Some(pair) = self.pairs.of_local(local).filter(|p| p.peer == peer).copied() else { return };
+        let cnp = self.cnps.entry(local).or_default();
+        // Serial arithmetic: the kernel's counter wraps.
+        let lost = cnp.last_reading.wrapping_sub(cnp.seen) as i32;
+        cnp.last_reading = count;
+        if lost <= 0 {
+            return;
+        }
+        let lost = lost.unsigned_abs();
+        cnp.seen = cnp.seen.wrapping_add(lost);
+        self.stats.recovered += u64::from(lost);
+        // They may lie anywhere in the past: together they are one sign of congestion.
+        self.react(pair, u64::from(lost), now, out);
+    }
+
+    /// Brings everything to `now`. `bytes_sent` is the cumulative byte counter of a limiter, where it has one.
+    pub fn advance(
+        &mut self,
+        now: Nanos,
+        mut bytes_sent: impl FnMut(LocalQp, &PeerQp) -> Option<u64>,
+        out: &mut Vec<Command>,
+    ) {
+        self.pairs.advance(now);
+        self.follow_pairs(out);
+        while let Some(&(deadline, local)) = self.deadlines.first() {
+            if deadline > now {
+                break;
+            }
+            self.deadlines.pop_first();
+            let Some(limiter) = self.limiters.get_mut(&local) else { continue };
+            let counter = bytes_sent(local, &limiter.key);
+            let sent = match (counter, limiter.bytes) {
+                // A counter that went back was made anew.
+                (Some(now), Some(before)) => now.checked_sub(before).unwrap_or(now),
+                _ => 0,
+            };
+            limiter.bytes = counter.or(limiter.bytes);
+            limiter.rp.advance(now, sent);
+            let (key, rate) = (limiter.key, limiter.rp.rate());
+            if worth_telling(limiter.sent, rate, self.rp.line) {
+                limiter.sent = rate;
+                out.push(Command::SetRate { key, local, rate });
+            }
+            if limiter.rp.released(now) {
+                self.forget_limiter(local);
+                self.stats.released += 1;
+                out.push(Command::Release { key, local });
+            } else {
+                self.schedule(local, now);
+            }
+        }
+    }
+
+    fn on_cnp(&mut self, local: LocalQp, src: Addr, dst: Addr, now: Nanos, out: &mut Vec<Command>) {
+        let Some(pair) = self.pairs.of_local(local).copied() else {
+            self.stats.ignored_unknown_qp += 1;
+            return;
+        };
+        if pair.peer != src || pair.local_addr != dst {
+            self.stats.ignored_wrong_peer += 1;
+            return;
+        }
+        let cnp = self.cnps.entry(local).or_default();
+        cnp.seen = cnp.seen.wrapping_add(1);
+        self.react(pair, 1, now, out);
+    }
+
+    /// `cnps` valid CNPs for `pair`, which together are one.
+    fn react(&mut self, pair: Pair, cnps: u64, now: Nanos, out: &mut Vec<Command>) {
+        let local = pair.local;
+        let key = PeerQp::new(pair.peer, pair.remote);
+        if !self.limiters.contains_key(&local) {
+            if self.limiters.len() >= self.config.limiters {
+                self.stats.ignored_limiters_full += cnps;
+                if !self.full_told {
+                    self.full_told = true;
+                    out.push(Command::Notice(Notice::LimitersFull { limit: self.config.limiters }));
+                }
+                return;
+            }
+            let rp = Rp::new(self.rp, now);
+            self.limiters.insert(local, Limiter { rp, key, sent: self.rp.line, bytes: None, deadline: now });
+            self.count_limiter(local.ifindex, out);
+        }
+        let Some(limiter) = self.limiters.get_mut(&local) else { return };
+        self.stats.rp_handled += cnps;
+        match limiter.rp.on_cnp(now) {
+            Reaction::Cut => {
+                self.stats.cuts += 1;
+                self.stats.held_back += cnps - 1;
+                let rate = limiter.rp.rate();
+                if rate != limiter.sent {
+                    limiter.sent = rate;
+                    out.push(Command::SetRate { key, local, rate });
+                }
+                self.schedule(local, now);
+            }
+            Reaction::HeldBack => self.stats.held_back += cnps,
+        }
+    }
+
+    /// Sets the time at which a limiter is looked at next.
+    fn schedule(&mut self, local: LocalQp, now: Nanos) {
+        let Some(limiter) = self.limiters.get_mut(&local) else { return };
+        self.deadlines.remove(&(limiter.deadline, local));
+        limiter.deadline = limiter.rp.next_deadline().max(Nanos(now.0.saturating_add(self.config.tick.0)));
+        self.deadlines.insert((limiter.deadline, local));
+    }
+
+    fn forget_limiter(&mut self, local: LocalQp) -> Option<PeerQp> {
+        let limiter = self.limiters.remove(&local)?;
+        self.deadlines.remove(&(limiter.deadline, local));
+        self.full_told = false;
+        if let Some((count, infeasible)) = self.per_interface.get_mut(&local.ifindex) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.per_interface.remove(&local.ifindex);
+            } else {
+                *infeasible &= *count as u64 * self.rp.min_rate.bytes_per_sec() > self.rp.line.bytes_per_sec();
+            }
+        }
+        Some(limiter.key)
+    }
+
+    /// Says once that the minimum rates together exceed the link.
+    fn count_limiter(&mut self, ifindex: u32, out: &mut Vec<Command>) {
+        let (count, infeasible) = self.per_interface.entry(ifindex).or_default();
+        *count += 1;
+        if !*infeasible && *count as u64 * self.rp.min_rate.bytes_per_sec() > self.rp.line.bytes_per_sec() {
+            *infeasible = true;
+            out.push(Command::Notice(Notice::MinRateInfeasible {
+                ifindex,
+                limited: *count,
+                min_rate: self.rp.min_rate,
+                link: self.rp.line,
+            }));
+        }
+    }
+
+    fn follow_pairs(&mut self, out: &mut Vec<Command>) {
+        for change in self.pairs.take_changes() {
+            match change {
+                Change::Added(Pair { local, local_addr, peer, remote, .. }) => {
+                    self.cnps.insert(local, CnpCount::default());
+                    out.push(Command::AddPair { local, local_addr, peer, remote });
+                }
+                Change::Removed(Pair { local, local_addr, peer, remote, .. }) => {
+                    self.cnps.remove(&local);
+                    if let Some(key) = self.forget_limiter(local) {
+                        out.push(Command::ClearRate { key, local });
+                    }
+                    out.push(Command::RemovePair { local, local_addr, peer, remote });
+                }
+            }
+        }
+    }
+}
+
+fn worth_telling(told: Rate, rate: Rate, line: Rate) -> bool {
+    let (told, rate) = (told.bytes_per_sec(), rate.bytes_per_sec());
+    told != rate && (rate == line.bytes_per_sec() || told.abs_diff(rate) > told / SIGNIFICANT)
+}
+
+#[cfg(test)]
+#[path = "core_tests.rs"]
+mod tests;

@@ -1,0 +1,369 @@
+use proptest::prelude::*;
+use roce_common::{
+    abi::{Direction, Tap},
+    dcqcn::Params,
+    wire::source_port,
+};
+
+use super::*;
+
+const L: Addr = Addr::v4([10, 0, 0, 1]);
+const P: Addr = Addr::v4([10, 0, 0, 2]);
+const EVIL: Addr = Addr::v4([10, 0, 0, 66]);
+const IF: u32 = 3;
+const LINE: Rate = Rate::from_bits_per_sec(100_000_000);
+const MS: u64 = 1_000_000;
+
+fn config() -> CoreConfig {
+    CoreConfig::new(Params::soft(LINE, 1_100).rp, 1_100)
+}
+
+fn local(qpn: u32) -> LocalQp {
+    LocalQp { ifindex: IF, qpn: Qpn::new(qpn) }
+}
+
+#[expect(clippy::too_many_arguments, reason = "the fields of an event")]
+fn event(
+    kind: EventKind,
+    direction: Direction,
+    src: Addr,
+    dst: Addr,
+    dest_qp: u32,
+    psn: u32,
+    opcode: u8,
+    src_port: u16,
+) -> Event {
+    let tap = Tap::new(IF, direction);
+    Event { time_ns: 0, kind: kind as u32, tap, src, dst, dest_qp, psn, value: 0, src_port, opcode, tos: 0 }
+}
+
+fn cnp(src: Addr, qpn: u32) -> Event {
+    event(EventKind::Cnp, Direction::Ingress, src, L, qpn, 0, 0x81, 0)
+}
+
+struct Harness {
+    core: Core,
+    out: Vec<Command>,
+    now: u64,
+}
+
+impl Harness {
+    fn new(config: CoreConfig) -> Self {
+        let mut core = Core::new(config);
+        core.add_local(L);
+        Self { core, out: Vec::new(), now: MS }
+    }
+
+    fn feed(&mut self, event: Event) -> Vec<Command> {
+        self.core.on_event(&event, Nanos(self.now), &mut self.out);
+        std::mem::take(&mut self.out)
+    }
+
+    fn pair(&mut self, qpn: u32, remote: u32) -> Vec<Command> {
+        let port = source_port(Qpn::new(qpn), Qpn::new(remote));
+        let mut all = self.feed(event(EventKind::FirstSight, Direction::Egress, L, P, remote, 7, 0x07, port));
+        all.extend(self.feed(event(EventKind::Sample, Direction::Ingress, P, L, qpn, 7, 0x11, port)));
+        all
+    }
+
+    fn advance(&mut self, ns: u64) -> Vec<Command> {
+        self.now += ns;
+        self.core.advance(Nanos(self.now), |_, _| None, &mut self.out);
+        std::mem::take(&mut self.out)
+    }
+
+    /// Follows the deadlines until no limiter is left.
+    fn recover(&mut self) -> Vec<Command> {
+        let mut all = Vec::new();
+        for _ in 0..100_000 {
+            if self.core.limited_len() == 0 {
+                return all;
+            }
+            let at = self.core.next_deadline().expect("a limiter has a deadline").0;
+            all.extend(self.advance(at.saturating_sub(self.now)));
+        }
+        panic!("a limiter was never released");
+    }
+}
+
+#[test]
+fn a_cnp_from_the_peer_cuts_the_rate_of_the_pair() {
+    let mut h = Harness::new(config());
+    let pair = Command::AddPair { local: local(17), local_addr: L, peer: P, remote: Qpn::new(42) };
+    assert_eq!(h.pair(17, 42), [pair]);
+    let key = PeerQp::new(P, Qpn::new(42));
+    let rate = Rate::from_bits_per_sec(50_000_000);
+    assert_eq!(h.feed(cnp(P, 17)), [Command::SetRate { key, local: local(17), rate }]);
+    assert_eq!(h.core.rate(local(17)), Some(rate));
+    let recovery = h.recover();
+    assert!(recovery.contains(&Command::SetRate { key, local: local(17), rate: LINE }));
+    assert_eq!(recovery.last(), Some(&Command::Release { key, local: local(17) }));
+    assert_eq!((h.core.stats().rp_handled, h.core.stats().released), (1, 1));
+}
+
+#[test]
+fn strangers_cut_nothing_and_are_counted() {
+    let mut h = Harness::new(config());
+    assert!(h.feed(cnp(P, 17)).is_empty());
+    h.pair(17, 42);
+    assert!(h.feed(cnp(EVIL, 17)).is_empty());
+    assert!(h.feed(cnp(P, 42)).is_empty(), "the remote QPN is not a local one");
+    assert!(h.feed(cnp(P, 18)).is_empty());
+    let s = h.core.stats();
+    assert_eq!((s.ignored_unknown_qp, s.ignored_wrong_peer, s.rp_handled, s.rp_ignored()), (3, 1, 0, 4));
+    // One that comes out of the host, or of another interface, is not for us either.
+    assert!(h.feed(event(EventKind::Cnp, Direction::Egress, P, L, 17, 0, 0x81, 0)).is_empty());
+    assert_eq!(h.core.stats().events_ignored, 1);
+}
+
+#[test]
+fn transit_traffic_makes_no_pair() {
+    let mut h = Harness::new(config());
+    h.core.remove_local(&L);
+    assert!(h.pair(17, 42).is_empty());
+    assert_eq!((h.core.pairs().entries(), h.core.stats().events_ignored), (0, 2));
+}
+
+#[test]
+fn a_flood_cuts_once_per_monitor_period() {
+    let mut h = Harness::new(config());
+    h.pair(17, 42);
+    let mut commands = 0;
+    for _ in 0..10_000 {
+        commands += h.feed(cnp(P, 17)).len();
+        h.now += 10_000;
+    }
+    let periods = 100 * MS / config().rp.monitor.0 + 1;
+    assert!(commands as u64 <= periods && h.core.stats().cuts <= periods);
+    assert_eq!(h.core.stats().rp_handled, 10_000);
+    assert_eq!(h.core.stats().cuts + h.core.stats().held_back, 10_000);
+    assert_eq!(h.core.limited_len(), 1);
+    h.recover();
+}
+
+#[test]
+fn cnps_lost_from_the_ring_are_recovered_once() {
+    let mut h = Harness::new(config());
+    h.pair(17, 42);
+    h.feed(cnp(P, 17));
+    let read = |h: &mut Harness, count| {
+        h.now += 50 * MS;
+        h.core.on_cnp_count(local(17), P, count, Nanos(h.now), &mut h.out);
+        std::mem::take(&mut h.out).len()
+    };
+    assert_eq!(read(&mut h, 1), 0);
+    assert_eq!(read(&mut h, 5), 0, "four may still be on their way");
+    assert_eq!(read(&mut h, 5), 1, "they were lost");
+    assert_eq!(read(&mut h, 5), 0);
+    let s = h.core.stats();
+    assert_eq!((s.recovered, s.rp_handled, s.cuts), (4, 5, 2));
+    // On its way after all: counted by the kernel first, delivered before the next reading.
+    assert_eq!(read(&mut h, 6), 0);
+    h.feed(cnp(P, 17));
+    assert_eq!(read(&mut h, 6), 0);
+    assert_eq!(h.core.stats().recovered, 4);
+    assert_eq!(h.core.stats().rp_handled, 6);
+}
+
+#[test]
+fn a_pair_that_goes_takes_its_limiter_along() {
+    let mut h = Harness::new(config());
+    h.pair(17, 42);
+    h.feed(cnp(P, 17));
+    let commands = h.pair(17, 43);
+    let key = PeerQp::new(P, Qpn::new(42));
+    assert_eq!(
+        commands,
+        [
+            Command::ClearRate { key, local: local(17) },
+            Command::RemovePair { local: local(17), local_addr: L, peer: P, remote: Qpn::new(42) },
+            Command::AddPair { local: local(17), local_addr: L, peer: P, remote: Qpn::new(43) },
+        ]
+    );
+    assert_eq!(h.core.limited_len(), 0);
+}
+
+#[test]
+fn the_ack_timeout_bounds_the_rate_from_below() {
+    // The reference table: 65 packets of PMTU 1024 in half of 67.1 ms need 16.8 Mb/s.
+    let c = CoreConfig { ack_timeout: Some(14), packet_bytes: 1_082, ..config() };
+    assert!(c.min_rate().bits_per_sec().abs_diff(16_800_000) < 100_000, "{}", c.min_rate().bits_per_sec());
+    assert_eq!(config().min_rate(), config().rp.min_rate);
+    assert_eq!(CoreConfig { ack_timeout: Some(0), ..c }.min_rate(), LINE, "never above the link");
+    assert_eq!(CoreConfig { ack_timeout: Some(255), ..c }.min_rate(), config().rp.min_rate);
+
+    let mut h = Harness::new(c);
+    let mut notices = 0;
+    for i in 0..8 {
+        h.pair(100 + i, 900 + i);
+        for _ in 0..20 {
+            let commands = h.feed(cnp(P, 100 + i));
+            notices +=
+                commands.iter().filter(|c| matches!(c, Command::Notice(Notice::MinRateInfeasible { .. }))).count();
+            h.now += config().rp.monitor.0;
+        }
+    }
+    assert_eq!(notices, 1, "the sixth: six times 16.8 exceed 100; told once");
+    assert!(h.core.limited().all(|(_, _, rate)| rate >= c.min_rate()));
+}
+
+#[test]
+fn limiters_are_bounded_and_that_is_told() {
+    let mut h = Harness::new(CoreConfig { limiters: 2, ..config() });
+    let mut told = 0;
+    for i in 0..5 {
+        h.pair(100 + i, 900 + i);
+        told += h.feed(cnp(P, 100 + i)).iter().filter(|c| matches!(c, Command::Notice(_))).count();
+    }
+    assert_eq!((h.core.limited_len(), told, h.core.stats().ignored_limiters_full), (2, 1, 3));
+}
+
+#[test]
+fn bytes_sent_raise_the_rate_faster() {
+    let run = |bytes_per_ms: u64| {
+        let mut h = Harness::new(config());
+        h.pair(17, 42);
+        for _ in 0..6 {
+            h.feed(cnp(P, 17));
+            h.now += config().rp.monitor.0;
+        }
+        let mut counter = 0;
+        for _ in 0..3_000 {
+            h.now += MS;
+            counter += bytes_per_ms;
+            h.core.advance(Nanos(h.now), |_, key| (key.qpn().get() == 42).then_some(counter), &mut h.out);
+        }
+        h.core.rate(local(17)).unwrap_or(LINE)
+    };
+    assert!(run(12_000) > run(0));
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    /// A true connection (of eight) shows a request and its response.
+    Traffic { qp: u32, psn: u32 },
+    /// Its peer sends CNPs.
+    Cnps { qp: u32, count: u16, gap: u32 },
+    /// Somebody else sends one.
+    Forged { src: u8, qpn: u32 },
+    /// Any bytes in an event.
+    Garbage { kind: u32, ingress: bool, src: u8, dst: u8, qpn: u32, psn: u32, opcode: u8, port: u16 },
+    /// The kernel's counter of a pair.
+    Count { qp: u32, count: u32 },
+    /// Time passes; limiters report this many bytes.
+    Time { ns: u64, bytes: u64 },
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        4 => (0u32..8, 0u32..5_000).prop_map(|(qp, psn)| Operation::Traffic { qp, psn }),
+        4 => (0u32..8, 1u16..200, 0u32..5_000_000).prop_map(|(qp, count, gap)| Operation::Cnps { qp, count, gap }),
+        2 => (3u8..255, any::<u32>()).prop_map(|(src, qpn)| Operation::Forged { src, qpn: if qpn % 2 == 0 { 100 + qpn % 8 } else { qpn } }),
+        4 => (0u32..10, any::<bool>(), 0u8..5, 0u8..5, prop_oneof![90u32..120, any::<u32>()], any::<u32>(), any::<u8>(), any::<u16>())
+            .prop_map(|(kind, ingress, src, dst, qpn, psn, opcode, port)| Operation::Garbage { kind, ingress, src, dst, qpn, psn, opcode, port }),
+        1 => (0u32..8, any::<u32>()).prop_map(|(qp, count)| Operation::Count { qp, count }),
+        4 => (0u64..20_000_000, any::<u64>()).prop_map(|(ns, bytes)| Operation::Time { ns, bytes }),
+        1 => (0u64..3_600_000_000_000, any::<u64>()).prop_map(|(ns, bytes)| Operation::Time { ns, bytes }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn any_sequence_keeps_the_promises(operations in prop::collection::vec(operation(), 1..120)) {
+        let limits = Limits { entries: 64, entries_per_hosts: 32, pairs: 12, ..Limits::default() };
+        let c = CoreConfig { limiters: 4, pairs: limits, ..config() };
+        let mut h = Harness::new(c);
+        // What the commands say: rates and pairs as the shell would hold them.
+        let mut rates: HashMap<PeerQp, Rate> = HashMap::new();
+        let mut pairs: HashMap<LocalQp, (Addr, Qpn)> = HashMap::new();
+        let mut last_cut: HashMap<PeerQp, u64> = HashMap::new();
+        let apply = |commands: Vec<Command>, now: u64, may_cut: Option<Addr>,
+                     rates: &mut HashMap<PeerQp, Rate>, pairs: &mut HashMap<LocalQp, (Addr, Qpn)>,
+                     last_cut: &mut HashMap<PeerQp, u64>| -> Result<(), TestCaseError> {
+            for command in commands {
+                match command {
+                    Command::AddPair { local, peer, remote, .. } => {
+                        prop_assert!(pairs.insert(local, (peer, remote)).is_none(), "a pair over a pair");
+                    }
+                    Command::RemovePair { local, peer, remote, .. } => {
+                        prop_assert_eq!(pairs.remove(&local), Some((peer, remote)));
+                    }
+                    Command::SetRate { key, local, rate } => {
+                        prop_assert_eq!(pairs.get(&local), Some(&(key.peer, key.qpn())));
+                        prop_assert!(rate >= c.min_rate() && rate <= LINE);
+                        let before = rates.insert(key, rate).unwrap_or(LINE);
+                        if rate < before {
+                            prop_assert_eq!(may_cut, Some(key.peer), "cut by somebody else");
+                            if let Some(last) = last_cut.insert(key, now) {
+                                prop_assert!(now - last >= c.rp.monitor.0, "two cuts in one monitor period");
+                            }
+                        }
+                    }
+                    Command::Release { key, .. } => {
+                        prop_assert_eq!(rates.remove(&key), Some(LINE));
+                    }
+                    Command::ClearRate { key, .. } => {
+                        rates.remove(&key);
+                        // The next limiter of this key is another one.
+                        last_cut.remove(&key);
+                    }
+                    Command::Notice(_) => {}
+                }
+            }
+            Ok(())
+        };
+        for operation in operations {
+            match operation {
+                Operation::Traffic { qp, psn } => {
+                    let port = source_port(Qpn::new(100 + qp), Qpn::new(900 + qp));
+                    for e in [
+                        event(EventKind::Sample, Direction::Egress, L, P, 900 + qp, psn, 0x07, port),
+                        event(EventKind::Sample, Direction::Ingress, P, L, 100 + qp, psn, 0x11, port),
+                    ] {
+                        apply(h.feed(e), h.now, None, &mut rates, &mut pairs, &mut last_cut)?;
+                    }
+                }
+                Operation::Cnps { qp, count, gap } => {
+                    for _ in 0..count {
+                        apply(h.feed(cnp(P, 100 + qp)), h.now, Some(P), &mut rates, &mut pairs, &mut last_cut)?;
+                        h.now += u64::from(gap);
+                    }
+                }
+                Operation::Forged { src, qpn } => {
+                    let src = Addr::v4([10, 0, 9, src]);
+                    apply(h.feed(cnp(src, qpn)), h.now, None, &mut rates, &mut pairs, &mut last_cut)?;
+                }
+                Operation::Garbage { kind, ingress, src, dst, qpn, psn, opcode, port } => {
+                    let addr = |i| Addr::v4([10, 0, 0, i]);
+                    let direction = if ingress { Direction::Ingress } else { Direction::Egress };
+                    let mut e = event(EventKind::Sample, direction, addr(src), addr(dst), qpn, psn, opcode, port);
+                    e.kind = kind;
+                    let may_cut = (kind == EventKind::Cnp as u32).then_some(addr(src));
+                    apply(h.feed(e), h.now, may_cut, &mut rates, &mut pairs, &mut last_cut)?;
+                }
+                Operation::Count { qp, count } => {
+                    let now = Nanos(h.now);
+                    h.core.on_cnp_count(local(100 + qp), P, count, now, &mut h.out);
+                    let commands = std::mem::take(&mut h.out);
+                    apply(commands, h.now, Some(P), &mut rates, &mut pairs, &mut last_cut)?;
+                }
+                Operation::Time { ns, bytes } => {
+                    h.now += ns;
+                    h.core.advance(Nanos(h.now), |_, _| Some(bytes), &mut h.out);
+                    let commands = std::mem::take(&mut h.out);
+                    apply(commands, h.now, None, &mut rates, &mut pairs, &mut last_cut)?;
+                }
+            }
+            prop_assert!(h.core.limited_len() <= 4 && h.core.deadlines.len() == h.core.limited_len());
+            prop_assert!(h.core.pairs().entries() <= 64 && h.core.pairs().len() <= 12);
+            prop_assert_eq!(h.core.pairs().len(), pairs.len());
+            prop_assert_eq!(h.core.cnps.len(), pairs.len());
+            prop_assert!(h.core.limited().all(|(_, key, _)| rates.contains_key(&key)));
+            prop_assert_eq!(rates.len(), h.core.limited_len());
+        }
+        apply(h.recover(), h.now, None, &mut rates, &mut pairs, &mut last_cut)?;
+        prop_assert!(rates.is_empty(), "every limiter is released once the CNPs stop");
+    }
+}

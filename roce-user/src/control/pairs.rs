@@ -1,0 +1,676 @@
+//! The table behind the pairing rules of [`roce_common::pairing`]: it keeps the flows and responses seen between each
+//! local and remote host, applies the elimination, and says which pairs came and went.
+//!
+//! Two things make live observation harder than a capture. Packets are sampled, so what is known of a flow may lag behind
+//! what it sent: a response is therefore judged by PSN only after [`SETTLE`], when the requests it answers have had time
+//! to show. (The source-port rule needs no such patience.) And flows may go unseen: one that turns up in mid-life puts
+//! unsupported pairs it could explain back to nothing, and where the table had to refuse flows none is made.
+
+use std::collections::{HashMap, VecDeque};
+
+use roce_common::{
+    abi::Direction,
+    pairing::{CONFIRMATIONS, Evidence, Fit, Outcome, RequestFlow, Response, SLACK, fit, sole_match},
+    psn::Psn,
+    units::{Addr, Nanos, Qpn},
+    wire::{Kind, Opcode, Service},
+};
+
+/// How long a response waits before its PSN is held against flows that have not been seen to reach it: two of the
+/// 1/16-second ticks by which the kernel side limits its events, and some.
+pub const SETTLE: Nanos = Nanos::from_millis(150);
+/// Responses of one QP that wait at the same time.
+const WAITING: usize = CONFIRMATIONS as usize;
+/// Settled responses that only another flow explains before an established pair falls.
+const CONTRADICTIONS: u8 = 2;
+/// A pair that was seen this recently is in use: another peer's claim to its local QP does not stand.
+const ALIVE: Nanos = Nanos::SECOND;
+/// How often idle entries are looked for.
+const SWEEP: Nanos = Nanos::SECOND;
+/// When the table is full, entries that belong to no pair go after this much idleness.
+const PRESSED_IDLE: Nanos = Nanos::SECOND;
+
+/// A local queue pair: device and number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LocalQp {
+    /// Interface index.
+    pub ifindex: u32,
+    /// QPN.
+    pub qpn: Qpn,
+}
+
+/// Two connected queue pairs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pair {
+    /// The local one.
+    pub local: LocalQp,
+    /// Its address.
+    pub local_addr: Addr,
+    /// The peer's address.
+    pub peer: Addr,
+    /// The peer's QPN.
+    pub remote: Qpn,
+    /// The source-port rule named it.
+    pub supported: bool,
+}
+
+/// What became of a pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It is sure now.
+    Added(Pair),
+    /// It is contradicted, or idle for too long.
+    Removed(Pair),
+}
+
+/// One packet seen at a tap of `ifindex`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Observation {
+    /// Interface index.
+    pub ifindex: u32,
+    /// Received or sent.
+    pub direction: Direction,
+    /// Source address.
+    pub src: Addr,
+    /// Destination address.
+    pub dst: Addr,
+    /// Destination QPN.
+    pub dest_qp: Qpn,
+    /// PSN.
+    pub psn: Psn,
+    /// Opcode.
+    pub opcode: Opcode,
+    /// UDP source port.
+    pub src_port: u16,
+    /// The first packet of its flow, seen from its beginning.
+    pub first_sight: bool,
+    /// The flow jumped here from somewhere else.
+    pub restart: bool,
+}
+
+/// Bounds of a [`PairTable`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Most flows and response streams.
+    pub entries: usize,
+    /// Most flows, and most response streams, of one direction between two hosts.
+    pub entries_per_hosts: usize,
+    /// Most pairs.
+    pub pairs: usize,
+    /// Entries idle for this long are forgotten, and pairs with them.
+    pub idle: Nanos,
+    /// Added to [`SLACK`]: how many packets of a flow may pass between two samples.
+    pub sample_every: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            entries: 262_144,
+            entries_per_hosts: 4_096,
+            pairs: roce_common::abi::MAX_PAIRS as usize,
+            idle: Nanos(120 * Nanos::SECOND.0),
+            sample_every: 64,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Hosts {
+    ifindex: u32,
+    local: Addr,
+    peer: Addr,
+}
+
+/// Who sends the requests.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Requester {
+    /// We do: flows go to remote QPNs, responses come to local ones.
+    Us,
+    /// The peer does: flows come to local QPNs, responses go to remote ones.
+    Peer,
+}
+
+#[derive(Debug)]
+struct Flow {
+    rules: RequestFlow,
+    seen: Nanos,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    evidence: Evidence<u32>,
+    waiting: VecDeque<(Nanos, Response)>,
+    /// Settled responses in a row that the candidate does not explain.
+    misses: u8,
+    last: Option<Response>,
+    seen: Nanos,
+}
+
+/// One direction of requests between two hosts.
+#[derive(Debug, Default)]
+struct Side {
+    /// By the destination QPN of the requests.
+    flows: HashMap<u32, Flow>,
+    /// By the destination QPN of the responses.
+    streams: HashMap<u32, Stream>,
+    /// Flows had to be refused: something unseen may explain any response.
+    blind: bool,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    us: Side,
+    peer: Side,
+}
+
+impl Group {
+    fn side(&mut self, requester: Requester) -> &mut Side {
+        match requester {
+            Requester::Us => &mut self.us,
+            Requester::Peer => &mut self.peer,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.us.flows.len() + self.us.streams.len() + self.peer.flows.len() + self.peer.streams.len()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct PairTable {
+    limits: Limits,
+    groups: HashMap<Hosts, Group>,
+    entries: usize,
+    by_local: HashMap<LocalQp, Pair>,
+    by_remote: HashMap<(u32, Addr, u32), Qpn>,
+    /// Streams with waiting responses, in the order in which the first of them settles.
+    due: VecDeque<(Nanos, Hosts, Requester, u32)>,
+    changes: Vec<Change>,
+    /// As [`Side::blind`], for hosts of which nothing is remembered.
+    overflowed: bool,
+    swept: Nanos,
+    refused: u64,
+    pairs_refused: u64,
+}
+
+impl PairTable {
+    /// An empty table.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            groups: HashMap::new(),
+            entries: 0,
+            by_local: HashMap::new(),
+            by_remote: HashMap::new(),
+            due: VecDeque::new(),
+            changes: Vec::new(),
+            overflowed: false,
+            swept: Nanos(0),
+            refused: 0,
+            pairs_refused: 0,
+        }
+    }
+
+    /// The pair of a local queue pair.
+    pub fn of_local(&self, local: LocalQp) -> Option<&Pair> {
+        self.by_local.get(&local)
+    }
+
+    /// The local QPN connected to `remote` at `peer`.
+    pub fn of_remote(&self, ifindex: u32, peer: Addr, remote: Qpn) -> Option<Qpn> {
+        self.by_remote.get(&(ifindex, peer, remote.get())).copied()
+    }
+
+    /// Every pair.
+    pub fn pairs(&self) -> impl Iterator<Item = &Pair> {
+        self.by_local.values()
+    }
+
+    /// Number of pairs.
+    pub fn len(&self) -> usize {
+        self.by_local.len()
+    }
+
+    /// Whether there is no pair.
+    pub fn is_empty(&self) -> bool {
+        self.by_local.is_empty()
+    }
+
+    /// Flows and response streams remembered.
+    pub fn entries(&self) -> usize {
+        self.entries
+    }
+
+    /// Flows and response streams for which there was no room, counted per packet.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Pairs for which there was no room.
+    pub fn pairs_refused(&self) -> u64 {
+        self.pairs_refused
+    }
+
+    /// What changed since the last call.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// When [`Self::advance`] next has something to do.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let sweep = (self.entries > 0).then_some(Nanos(self.swept.0.saturating_add(SWEEP.0)));
+        self.due.front().map(|d| d.0).into_iter().chain(sweep).min()
+    }
+
+    /// Takes in one packet. Only reliable connections pair; the GSI and everything else is passed over.
+    pub fn observe(&mut self, o: &Observation, now: Nanos) {
+        if o.opcode.service() != Service::Rc || o.dest_qp == Qpn::GSI || o.dest_qp == Qpn::MULTICAST {
+            return;
+        }
+        let sent = o.direction == Direction::Egress;
+        let (local, peer) = if sent { (o.src, o.dst) } else { (o.dst, o.src) };
+        let hosts = Hosts { ifindex: o.ifindex, local, peer };
+        match (o.opcode.kind(), sent) {
+            (Kind::Request, true) => self.request(hosts, Requester::Us, o, now),
+            (Kind::Request, false) => self.request(hosts, Requester::Peer, o, now),
+            (Kind::Response, false) => self.response(hosts, Requester::Us, o, now),
+            (Kind::Response, true) => self.response(hosts, Requester::Peer, o, now),
+            (Kind::Cnp, _) => {}
+        }
+    }
+
+    /// Takes in what the kernel's own table knows of a request flow: exact where samples lag. `highest` is one before
+    /// the PSN it expects next.
+    #[expect(clippy::too_many_arguments, reason = "a flow key and three facts about it")]
+    pub fn observe_flow(
+        &mut self,
+        ifindex: u32,
+        direction: Direction,
+        src: Addr,
+        dst: Addr,
+        dest_qp: Qpn,
+        first: Psn,
+        highest: Psn,
+        now: Nanos,
+    ) {
+        let (hosts, requester) = match direction {
+            Direction::Egress => (Hosts { ifindex, local: src, peer: dst }, Requester::Us),
+            Direction::Ingress => (Hosts { ifindex, local: dst, peer: src }, Requester::Peer),
+        };
+        // Without the source port a flow cannot be created from here, only corrected.
+        let Some(flow) = self.groups.get_mut(&hosts).and_then(|g| g.side(requester).flows.get_mut(&dest_qp.get()))
+        else {
+            return;
+        };
+        let rules = &mut flow.rules;
+        if highest.diff(rules.highest) >= 0 {
+            rules.extend(highest, Some(1), rules.src_port);
+            rules.open_ended = false;
+            flow.seen = now;
+        }
+        let lag = rules.first.diff(first);
+        if lag > 0 && lag < 1 << 20 {
+            rules.first = first;
+        }
+    }
+
+    /// Judges responses that have settled, and forgets what is idle.
+    pub fn advance(&mut self, now: Nanos) {
+        while let Some(&(due, hosts, requester, stream)) = self.due.front() {
+            if due > now {
+                break;
+            }
+            self.due.pop_front();
+            self.judge(hosts, requester, stream, now);
+        }
+        if now.since(self.swept) >= SWEEP {
+            self.sweep(now, self.limits.idle, self.limits.idle);
+        }
+    }
+
+    fn request(&mut self, hosts: Hosts, requester: Requester, o: &Observation, now: Nanos) {
+        let psns = if o.opcode.is_read_request() { None } else { Some(1) };
+        let new = || RequestFlow {
+            src: o.src,
+            dst: o.dst,
+            dest_qp: o.dest_qp,
+            src_port: o.src_port,
+            first: o.psn,
+            highest: o.psn,
+            open_ended: psns.is_none(),
+        };
+        if let Some(flow) = self.groups.get_mut(&hosts).and_then(|g| g.side(requester).flows.get_mut(&o.dest_qp.get()))
+        {
+            flow.seen = now;
+            if o.restart || o.first_sight {
+                flow.rules = new();
+            } else {
+                flow.rules.extend(o.psn, psns, o.src_port);
+            }
+            return;
+        }
+        if !self.room(hosts, now, |g| g.side(requester).flows.len()) {
+            match self.groups.get_mut(&hosts) {
+                Some(group) => group.side(requester).blind = true,
+                None => self.overflowed = true,
+            }
+            self.drop_unsupported(hosts, requester, |_| true);
+            return;
+        }
+        let rules = new();
+        let side = self.groups.entry(hosts).or_default().side(requester);
+        side.flows.insert(o.dest_qp.get(), Flow { rules, seen: now });
+        self.entries += 1;
+        if !o.first_sight {
+            // It existed before, unseen: what was concluded without it may be wrong.
+            let slack = self.slack();
+            self.drop_unsupported(hosts, requester, |last| fit(&rules, last, slack) != Fit::No);
+        }
+    }
+
+    fn response(&mut self, hosts: Hosts, requester: Requester, o: &Observation, now: Nanos) {
+        let response = Response { src: o.src, dst: o.dst, dest_qp: o.dest_qp, src_port: o.src_port, psn: o.psn };
+        let key = o.dest_qp.get();
+        let known = self.groups.get_mut(&hosts).is_some_and(|g| g.side(requester).streams.contains_key(&key));
+        if !known {
+            if !self.room(hosts, now, |g| g.side(requester).streams.len()) {
+                return;
+            }
+            self.entries += 1;
+        }
+        let stream = self.groups.entry(hosts).or_default().side(requester).streams.entry(key).or_default();
+        stream.seen = now;
+        stream.last = Some(response);
+        if stream.waiting.len() < WAITING && stream.waiting.iter().all(|(_, w)| w.psn != response.psn) {
+            if stream.waiting.is_empty() {
+                self.due.push_back((Nanos(now.0.saturating_add(SETTLE.0)), hosts, requester, key));
+            }
+            stream.waiting.push_back((now, response));
+        }
+        // The port rule does not depend on how far a flow has been seen: no need to wait.
+        let outcome = self.outcome(hosts, requester, key, &response);
+        if let Outcome::One { key: flow, fit: Fit::Port } = outcome
+            && let Some(stream) = self.stream(hosts, requester, key)
+        {
+            if stream.evidence.candidate() == Some(flow) && stream.evidence.supported() {
+                return;
+            }
+            stream.evidence.add(outcome, response.psn);
+            stream.misses = 0;
+            self.establish(hosts, requester, key, flow, true, now);
+        }
+    }
+
+    /// Judges the responses of one stream that have waited long enough.
+    fn judge(&mut self, hosts: Hosts, requester: Requester, key: u32, now: Nanos) {
+        loop {
+            let Some(stream) = self.stream(hosts, requester, key) else { return };
+            match stream.waiting.front() {
+                None => return,
+                Some((at, _)) if now.since(*at) < SETTLE => {
+                    let due = Nanos(at.0.saturating_add(SETTLE.0));
+                    // Late entries wait behind: the queue stays sorted well enough, `advance` takes what is due.
+                    self.due.push_back((due, hosts, requester, key));
+                    return;
+                }
+                Some(_) => {}
+            }
+            let Some((_, response)) = stream.waiting.pop_front() else { return };
+            let candidate = stream.evidence.candidate();
+            let outcome = self.outcome(hosts, requester, key, &response);
+            let own = candidate.map(|c| self.fit_of(hosts, requester, c, &response));
+            let pair = candidate.and_then(|c| self.pair_of(hosts, requester, key, c));
+            let Some(stream) = self.stream(hosts, requester, key) else { return };
+            if own == Some(Fit::No) {
+                stream.misses = stream.misses.saturating_add(1);
+                let enough = match outcome {
+                    _ if pair.is_none() => 1,
+                    Outcome::One { .. } => CONTRADICTIONS,
+                    Outcome::Nothing | Outcome::Several => CONFIRMATIONS,
+                };
+                if stream.misses < enough {
+                    continue;
+                }
+                stream.evidence.contradict();
+                stream.misses = 0;
+                if let Some(pair) = pair {
+                    self.remove(pair.local);
+                }
+            } else {
+                stream.misses = 0;
+            }
+            let Some(stream) = self.stream(hosts, requester, key) else { return };
+            // `Nothing` here means that what was seen is not enough, not that the candidate is wrong: that is judged above.
+            // An established pair is contradicted above only; what else explains the response is no news.
+            let news = match outcome {
+                Outcome::Nothing => false,
+                Outcome::One { key: flow, .. } => {
+                    stream.evidence.candidate().is_none_or(|c| c == flow || !stream.evidence.supported())
+                }
+                Outcome::Several => true,
+            };
+            if news {
+                stream.evidence.add(outcome, response.psn);
+            }
+            let (sure, supported) = (stream.evidence.sure(), stream.evidence.supported());
+            if let Some(flow) = sure {
+                self.establish(hosts, requester, key, flow, supported, now);
+            }
+        }
+    }
+
+    fn stream(&mut self, hosts: Hosts, requester: Requester, key: u32) -> Option<&mut Stream> {
+        self.groups.get_mut(&hosts)?.side(requester).streams.get_mut(&key)
+    }
+
+    fn slack(&self) -> u32 {
+        SLACK.saturating_add(self.limits.sample_every.saturating_mul(2))
+    }
+
+    fn fit_of(&self, hosts: Hosts, requester: Requester, flow: u32, response: &Response) -> Fit {
+        let side = self.groups.get(&hosts).map(|g| match requester {
+            Requester::Us => &g.us,
+            Requester::Peer => &g.peer,
+        });
+        side.and_then(|s| s.flows.get(&flow)).map_or(Fit::No, |f| fit(&f.rules, response, self.slack()))
+    }
+
+    /// The elimination: by address, PSN and port over all flows, then without those that belong to somebody else.
+    fn outcome(&self, hosts: Hosts, requester: Requester, stream: u32, response: &Response) -> Outcome<u32> {
+        let Some(group) = self.groups.get(&hosts) else { return Outcome::Nothing };
+        let side = match requester {
+            Requester::Us => &group.us,
+            Requester::Peer => &group.peer,
+        };
+        let all = side.flows.iter().map(|(&key, f)| (key, f.rules));
+        let named = sole_match(all.clone(), response, self.slack());
+        // A flow the port names is named even if somebody else had it: QPNs are used again.
+        if matches!(named, Outcome::One { fit: Fit::Port, .. } | Outcome::Nothing) {
+            return named;
+        }
+        sole_match(all.filter(|&(flow, _)| !self.taken(hosts, requester, stream, flow)), response, self.slack())
+    }
+
+    /// Whether `flow` surely belongs to another QP than `stream`.
+    fn taken(&self, hosts: Hosts, requester: Requester, stream: u32, flow: u32) -> bool {
+        match requester {
+            Requester::Us => {
+                self.of_remote(hosts.ifindex, hosts.peer, Qpn::new(flow)).is_some_and(|local| local.get() != stream)
+            }
+            Requester::Peer => self
+                .of_local(LocalQp { ifindex: hosts.ifindex, qpn: Qpn::new(flow) })
+                .is_some_and(|p| p.peer != hosts.peer || p.remote.get() != stream),
+        }
+    }
+
+    fn pair_for(hosts: Hosts, requester: Requester, stream: u32, flow: u32, supported: bool) -> Pair {
+        let (local, remote) = match requester {
+            Requester::Us => (stream, flow),
+            Requester::Peer => (flow, stream),
+        };
+        Pair {
+            local: LocalQp { ifindex: hosts.ifindex, qpn: Qpn::new(local) },
+            local_addr: hosts.local,
+            peer: hosts.peer,
+            remote: Qpn::new(remote),
+            supported,
+        }
+    }
+
+    /// The established pair of exactly these two.
+    fn pair_of(&self, hosts: Hosts, requester: Requester, stream: u32, flow: u32) -> Option<Pair> {
+        let want = Self::pair_for(hosts, requester, stream, flow, false);
+        self.of_local(want.local).filter(|p| p.peer == want.peer && p.remote == want.remote).copied()
+    }
+
+    fn establish(&mut self, hosts: Hosts, requester: Requester, stream: u32, flow: u32, supported: bool, now: Nanos) {
+        if let Some(known) = self.pair_of(hosts, requester, stream, flow) {
+            if supported && let Some(pair) = self.by_local.get_mut(&known.local) {
+                pair.supported = true;
+            }
+            return;
+        }
+        let pair = Self::pair_for(hosts, requester, stream, flow, supported);
+        let by_local = self.of_local(pair.local).copied();
+        let by_remote = self
+            .of_remote(hosts.ifindex, pair.peer, pair.remote)
+            .and_then(|qpn| self.of_local(LocalQp { ifindex: hosts.ifindex, qpn }).copied());
+        // A peer cannot take a QP away from another that is using it: it chooses its own ports, PSNs and QPNs.
+        let stands =
+            |p: &Pair| p.peer != pair.peer && (p.supported || !supported) && now.since(self.last_seen(p)) < ALIVE;
+        if by_local.as_ref().is_some_and(stands) {
+            if let Some(s) = self.stream(hosts, requester, stream) {
+                s.evidence.contradict();
+            }
+            return;
+        }
+        if !supported {
+            let Some(group) = self.groups.get_mut(&hosts) else { return };
+            let side = group.side(requester);
+            let rival = side.streams.iter().any(|(&k, s)| k != stream && s.evidence.candidate() == Some(flow));
+            if side.blind || rival || self.overflowed {
+                return;
+            }
+            let others: Vec<Pair> = by_local.into_iter().chain(by_remote).collect();
+            if !others.is_empty() {
+                // Two conclusions without a port contradict each other: neither is used. A supported one stays.
+                if let Some(s) = self.stream(hosts, requester, stream) {
+                    s.evidence.contradict();
+                }
+                for other in others.iter().filter(|p| !p.supported) {
+                    self.remove(other.local);
+                }
+                return;
+            }
+        }
+        for other in by_local.into_iter().chain(by_remote) {
+            self.remove(other.local);
+        }
+        if self.by_local.len() >= self.limits.pairs {
+            self.pairs_refused += 1;
+            return;
+        }
+        self.by_remote.insert((pair.local.ifindex, pair.peer, pair.remote.get()), pair.local.qpn);
+        self.by_local.insert(pair.local, pair);
+        self.changes.push(Change::Added(pair));
+    }
+
+    /// Drops a pair and what led to it.
+    fn remove(&mut self, local: LocalQp) {
+        let Some(pair) = self.by_local.remove(&local) else { return };
+        self.by_remote.remove(&(local.ifindex, pair.peer, pair.remote.get()));
+        let hosts = Hosts { ifindex: local.ifindex, local: pair.local_addr, peer: pair.peer };
+        let ends = [
+            (Requester::Us, local.qpn.get(), pair.remote.get()),
+            (Requester::Peer, pair.remote.get(), local.qpn.get()),
+        ];
+        for (requester, stream, flow) in ends {
+            if let Some(s) = self.stream(hosts, requester, stream)
+                && s.evidence.candidate() == Some(flow)
+            {
+                s.evidence.contradict();
+            }
+        }
+        self.changes.push(Change::Removed(pair));
+    }
+
+    /// Forgets conclusions without a port whose last response satisfies `doubtful`.
+    fn drop_unsupported(&mut self, hosts: Hosts, requester: Requester, doubtful: impl Fn(&Response) -> bool) {
+        let Some(group) = self.groups.get_mut(&hosts) else { return };
+        let mut doubted = Vec::new();
+        for (&key, stream) in &mut group.side(requester).streams {
+            if stream.evidence.supported() || !stream.last.as_ref().is_some_and(&doubtful) {
+                continue;
+            }
+            if let Some(flow) = stream.evidence.candidate() {
+                doubted.push((key, flow));
+                stream.evidence.contradict();
+            }
+        }
+        for (stream, flow) in doubted {
+            if let Some(pair) = self.pair_of(hosts, requester, stream, flow).filter(|p| !p.supported) {
+                self.remove(pair.local);
+            }
+        }
+    }
+
+    /// Whether one more entry fits; makes room by forgetting idle entries without a pair, at most once in a while.
+    fn room(&mut self, hosts: Hosts, now: Nanos, count: impl Fn(&mut Group) -> usize) -> bool {
+        if self.entries >= self.limits.entries && now.since(self.swept).0 >= SWEEP.0 / 8 {
+            self.sweep(now, self.limits.idle, PRESSED_IDLE);
+        }
+        let here = self.groups.get_mut(&hosts).map_or(0, count);
+        let fits = self.entries < self.limits.entries && here < self.limits.entries_per_hosts;
+        self.refused += u64::from(!fits);
+        fits
+    }
+
+    fn sweep(&mut self, now: Nanos, idle: Nanos, unpaired_idle: Nanos) {
+        self.swept = now;
+        let (by_local, by_remote) = (&self.by_local, &self.by_remote);
+        let per_hosts = self.limits.entries_per_hosts;
+        let mut entries = 0;
+        self.groups.retain(|hosts, group| {
+            let is_local = |qpn: u32| {
+                by_local
+                    .get(&LocalQp { ifindex: hosts.ifindex, qpn: Qpn::new(qpn) })
+                    .is_some_and(|p| p.peer == hosts.peer)
+            };
+            let is_remote = |qpn: u32| by_remote.contains_key(&(hosts.ifindex, hosts.peer, qpn));
+            let keep = |seen: Nanos, paired: bool| now.since(seen) < if paired { idle } else { unpaired_idle };
+            group.us.flows.retain(|&q, f| keep(f.seen, is_remote(q)));
+            group.us.streams.retain(|&q, s| keep(s.seen, is_local(q)));
+            group.peer.flows.retain(|&q, f| keep(f.seen, is_local(q)));
+            group.peer.streams.retain(|&q, s| keep(s.seen, is_remote(q)));
+            for side in [&mut group.us, &mut group.peer] {
+                side.blind &= side.flows.len() >= per_hosts;
+            }
+            entries += group.len();
+            group.len() > 0
+        });
+        self.entries = entries;
+        self.overflowed &= entries >= self.limits.entries;
+        // A pair lives as long as one of the four things that can show it.
+        let dead: Vec<LocalQp> =
+            self.by_local.values().filter(|p| self.last_seen(p) == Nanos(0)).map(|p| p.local).collect();
+        for local in dead {
+            self.remove(local);
+        }
+    }
+
+    /// When one of a pair's two flows and two response streams was last seen; zero when none is remembered.
+    fn last_seen(&self, pair: &Pair) -> Nanos {
+        let hosts = Hosts { ifindex: pair.local.ifindex, local: pair.local_addr, peer: pair.peer };
+        let (l, r) = (pair.local.qpn.get(), pair.remote.get());
+        let Some(group) = self.groups.get(&hosts) else { return Nanos(0) };
+        let flows = [group.us.flows.get(&r), group.peer.flows.get(&l)].map(|f| f.map(|f| f.seen));
+        let streams = [group.us.streams.get(&l), group.peer.streams.get(&r)].map(|s| s.map(|s| s.seen));
+        flows.into_iter().chain(streams).flatten().max().map_or(Nanos(0), |n| n.max(Nanos(1)))
+    }
+}
+
+#[cfg(test)]
+#[path = "pairs_tests.rs"]
+mod tests;

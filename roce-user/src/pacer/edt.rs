@@ -1,0 +1,101 @@
+//! The EDT pacer: rates in a map, departure times by the egress program, fq to keep them.
+
+use std::{collections::HashSet, io};
+
+use anyhow::{Context as _, Result, bail};
+use roce_common::{
+    abi::{self, PeerQp, RateValue},
+    units::{Nanos, Rate},
+};
+
+use super::{Pacer, ROOT_HANDLE, is_default, is_ours, refuse_foreign, remove_root};
+use crate::{
+    config,
+    dataplane::Maps,
+    netlink::{LinkInfo, Netlink},
+};
+
+// fq's options (linux/pkt_sched.h, TCA_FQ_*). Its defaults would drop: 100 packets a flow, a horizon beyond which
+// packets vanish, and rxe's sockets, being unconnected, share flows by hash.
+const TCA_FQ_PLIMIT: u16 = 1;
+const TCA_FQ_FLOW_PLIMIT: u16 = 2;
+const TCA_FQ_ORPHAN_MASK: u16 = 10;
+const OPTIONS: [(u16, u32); 3] = [(TCA_FQ_PLIMIT, 100_000), (TCA_FQ_FLOW_PLIMIT, 10_000), (TCA_FQ_ORPHAN_MASK, 65_535)];
+
+/// Paces by departure time.
+#[derive(Debug)]
+pub struct Edt {
+    ifindex: u32,
+    made_root: bool,
+    /// Limiters at line rate that go when nothing waits for its time any more.
+    draining: HashSet<PeerQp>,
+}
+
+impl Edt {
+    /// Uses the fq that is the root qdisc, or makes one in place of the kernel's default.
+    ///
+    /// # Errors
+    /// The kernel has no fq, or somebody's qdisc is in the way.
+    pub fn open(link: &LinkInfo) -> Result<Self> {
+        let mut netlink = Netlink::open()?;
+        let root = netlink.root_qdisc(link.index)?;
+        let (ifindex, name) = (link.index, &link.name);
+        if root.as_ref().is_some_and(|q| q.kind == "fq") {
+            return Ok(Self { ifindex, made_root: is_ours(root.as_ref()), draining: HashSet::new() });
+        }
+        refuse_foreign(name, root.as_ref(), Some(config::Pacer::Edt))?;
+        debug_assert!(is_default(root.as_ref()) || is_ours(root.as_ref()), "refuse_foreign lets nothing else pass");
+        match netlink.add_fq_root(ifindex, ROOT_HANDLE, &OPTIONS) {
+            Ok(()) => Ok(Self { ifindex, made_root: true, draining: HashSet::new() }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                bail!("{name}: this kernel has no fq qdisc (CONFIG_NET_SCH_FQ): use --pacer htb")
+            }
+            Err(e) => Err(e).with_context(|| format!("{name}: cannot make fq the root qdisc")),
+        }
+    }
+}
+
+impl Pacer for Edt {
+    fn name(&self) -> &'static str {
+        "edt"
+    }
+
+    fn kind(&self) -> abi::Pacer {
+        abi::Pacer::Edt
+    }
+
+    fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()> {
+        self.draining.remove(&key);
+        maps.set_rate(key, RateValue { bytes_per_sec: rate.bytes_per_sec().max(1), ..RateValue::default() })
+    }
+
+    fn release(&mut self, _: &mut Maps, key: PeerQp) -> Result<()> {
+        self.draining.insert(key);
+        Ok(())
+    }
+
+    fn poll(&mut self, maps: &mut Maps, now: Nanos) -> Result<()> {
+        // An unpaced packet would leave before those that still wait for their time: only an idle limiter goes.
+        let idle: Vec<PeerQp> = self
+            .draining
+            .iter()
+            .filter(|key| maps.pace(**key).is_none_or(|cell| cell.next_ns <= now.0))
+            .copied()
+            .collect();
+        for key in idle {
+            self.draining.remove(&key);
+            maps.clear_rate(key)?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, maps: &mut Maps) -> Result<()> {
+        for (key, _) in maps.rates() {
+            maps.clear_rate(key)?;
+        }
+        if self.made_root {
+            remove_root(&mut Netlink::open()?, self.ifindex)?;
+        }
+        Ok(())
+    }
+}

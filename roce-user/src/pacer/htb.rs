@@ -1,0 +1,234 @@
+//! The HTB pacer: one class per limited queue pair under a root qdisc of ours; `roce_htb` steers packets to them, and
+//! what it does not steer is sent at once.
+
+use std::{collections::HashMap, io};
+
+use anyhow::{Context as _, Result, bail};
+use aya::{
+    Ebpf,
+    programs::{
+        SchedClassifier, TcAttachType,
+        tc::{NlOptions, SchedClassifierLink, TcAttachOptions},
+    },
+};
+use netlink_packet_route::tc::TcHandle;
+use roce_common::{
+    abi::{self, PeerQp, RateValue},
+    units::{Nanos, Rate},
+};
+
+use super::{Pacer, ROOT_HANDLE, refuse_foreign, remove_root};
+use crate::{
+    config,
+    dataplane::{Maps, QDISC_MAJOR},
+    netlink::{LinkInfo, Netlink},
+};
+
+/// Most classes: a minor number has 16 bits, and some are kept free.
+const MAX_CLASSES: u16 = 60_000;
+/// Packets a class holds: more than rxe puts in flight, and a whole READ response burst.
+const LEAF_PACKETS: u32 = 65_536;
+/// Packets that wait while the device is busy and have no class.
+const DIRECT_PACKETS: u32 = 100_000;
+/// A class may send this much time's worth at once.
+const BURST: Nanos = Nanos::from_micros(500);
+/// How often a releasing class is looked at.
+const POLL: Nanos = Nanos::from_millis(20);
+
+/// Paces by HTB classes.
+pub struct Htb {
+    netlink: Netlink,
+    link: LinkInfo,
+    classes: HashMap<PeerQp, Class>,
+    free: Vec<u16>,
+    next: u16,
+    next_poll: Nanos,
+    filter: Option<SchedClassifierLink>,
+}
+
+struct Class {
+    minor: u16,
+    rate: Rate,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Packets are steered to it.
+    Used,
+    /// At line rate, until it is empty.
+    Draining,
+    /// No packet is steered to it any more; a straggler may still be in it.
+    Unused(Nanos),
+}
+
+impl Htb {
+    /// Makes an HTB root in place of the kernel's default and attaches the filter to it.
+    ///
+    /// # Errors
+    /// The kernel has no HTB, or somebody's qdisc is in the way.
+    pub fn open(link: &LinkInfo, ebpf: &mut Ebpf) -> Result<Self> {
+        let mut netlink = Netlink::open()?;
+        let name = &link.name;
+        let root = netlink.root_qdisc(link.index)?;
+        refuse_foreign(name, root.as_ref(), Some(config::Pacer::Htb))?;
+        match netlink.add_htb_root(link.index, ROOT_HANDLE, DIRECT_PACKETS) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                bail!("{name}: this kernel has no HTB qdisc (CONFIG_NET_SCH_HTB): use --pacer edt or --pacer off")
+            }
+            Err(e) => return Err(e).with_context(|| format!("{name}: cannot make HTB the root qdisc")),
+        }
+        let filter = match attach_filter(name, ebpf) {
+            Ok(filter) => filter,
+            Err(e) => {
+                remove_root(&mut netlink, link.index)?;
+                return Err(e);
+            }
+        };
+        Ok(Self {
+            netlink,
+            link: link.clone(),
+            classes: HashMap::new(),
+            free: Vec::new(),
+            next: 1,
+            next_poll: Nanos(0),
+            filter: Some(filter),
+        })
+    }
+
+    fn handle(minor: u16) -> TcHandle {
+        TcHandle { major: QDISC_MAJOR, minor }
+    }
+
+    fn burst(&self, rate: Rate) -> u64 {
+        let two_frames = 2 * (u64::from(self.link.mtu) + 14);
+        two_frames.max(rate.bytes_per_sec() / (Nanos::SECOND.0 / BURST.0))
+    }
+
+    fn create(&mut self, rate: Rate) -> Result<u16> {
+        let minor = match self.free.pop() {
+            Some(minor) => minor,
+            None if self.next <= MAX_CLASSES => {
+                self.next += 1;
+                self.next - 1
+            }
+            None => bail!("{}: all {MAX_CLASSES} HTB classes are in use: use --pacer edt", self.link.name),
+        };
+        let burst = self.burst(rate);
+        let made = self
+            .netlink
+            .set_htb_class(self.link.index, Self::handle(minor), ROOT_HANDLE, rate.bytes_per_sec().max(1), burst, true)
+            .and_then(|()| self.netlink.add_pfifo_leaf(self.link.index, Self::handle(minor), LEAF_PACKETS));
+        if let Err(e) = made {
+            self.free.push(minor);
+            return Err(e).with_context(|| format!("{}: cannot add an HTB class", self.link.name));
+        }
+        Ok(minor)
+    }
+}
+
+fn attach_filter(name: &str, ebpf: &mut Ebpf) -> Result<SchedClassifierLink> {
+    let program: &mut SchedClassifier =
+        ebpf.program_mut("roce_htb").context("the BPF object has no program roce_htb")?.try_into()?;
+    let parent = u32::from(QDISC_MAJOR) << 16;
+    let id = program
+        .attach_with_options(name, TcAttachType::Custom(parent), TcAttachOptions::Netlink(NlOptions::default()))
+        .with_context(|| format!("{name}: cannot attach the HTB filter"))?;
+    program.take_link(id).with_context(|| format!("{name}: cannot keep the HTB filter"))
+}
+
+impl Pacer for Htb {
+    fn name(&self) -> &'static str {
+        "htb"
+    }
+
+    fn kind(&self) -> abi::Pacer {
+        abi::Pacer::Htb
+    }
+
+    fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()> {
+        let bytes_per_sec = rate.bytes_per_sec().max(1);
+        let burst = self.burst(rate);
+        let minor = match self.classes.get_mut(&key) {
+            Some(class) => {
+                if class.rate != rate {
+                    self.netlink
+                        .set_htb_class(
+                            self.link.index,
+                            Self::handle(class.minor),
+                            ROOT_HANDLE,
+                            bytes_per_sec,
+                            burst,
+                            false,
+                        )
+                        .with_context(|| format!("{}: cannot change an HTB class", self.link.name))?;
+                    class.rate = rate;
+                }
+                class.phase = Phase::Used;
+                class.minor
+            }
+            None => {
+                let minor = self.create(rate)?;
+                self.classes.insert(key, Class { minor, rate, phase: Phase::Used });
+                minor
+            }
+        };
+        let classid = u32::from(QDISC_MAJOR) << 16 | u32::from(minor);
+        maps.set_rate(key, RateValue { bytes_per_sec, classid, reserved: 0 })
+    }
+
+    fn release(&mut self, _: &mut Maps, key: PeerQp) -> Result<()> {
+        if let Some(class) = self.classes.get_mut(&key) {
+            class.phase = Phase::Draining;
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, maps: &mut Maps, now: Nanos) -> Result<()> {
+        if now < self.next_poll || self.classes.values().all(|c| c.phase == Phase::Used) {
+            return Ok(());
+        }
+        self.next_poll = Nanos(now.0 + POLL.0);
+        let busy: Vec<u16> = self
+            .netlink
+            .classes(self.link.index)?
+            .into_iter()
+            .filter(|c| c.backlog_packets != 0)
+            .map(|c| c.handle.minor)
+            .collect();
+        let mut gone = Vec::new();
+        for (key, class) in &mut self.classes {
+            if busy.contains(&class.minor) {
+                continue;
+            }
+            match class.phase {
+                Phase::Used => {}
+                Phase::Draining => {
+                    maps.clear_rate(*key)?;
+                    class.phase = Phase::Unused(now);
+                }
+                Phase::Unused(since) if now.since(since) >= POLL => gone.push((*key, class.minor)),
+                Phase::Unused(_) => {}
+            }
+        }
+        for (key, minor) in gone {
+            self.netlink
+                .delete_class(self.link.index, Self::handle(minor))
+                .with_context(|| format!("{}: cannot delete an HTB class", self.link.name))?;
+            self.classes.remove(&key);
+            self.free.push(minor);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, maps: &mut Maps) -> Result<()> {
+        for (key, _) in maps.rates() {
+            maps.clear_rate(key)?;
+        }
+        self.classes.clear();
+        // The filter goes first: what comes now is sent at once, behind what drains.
+        drop(self.filter.take());
+        remove_root(&mut self.netlink, self.link.index)
+    }
+}

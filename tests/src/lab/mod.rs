@@ -1,0 +1,13 @@
+//! Hosts, links and queues in network namespaces. Nothing of it has a name outside this process, and everything ends
+//! with it: also after a panic, Ctrl-C or `kill -9`.
+
+mod link;
+mod netns;
+mod qdisc;
+pub mod signals;
+mod topology;
+
+pub use link::{Port, connect, format_mac, interface_index, offloads_off};
+pub use netns::{Netns, privileged};
+pub use qdisc::{QueueReader, QueueStats, QueueSummary, Sampler};
+pub use topology::{Bottleneck, HostPort, LEAF, Pair, Star, mtu_for, shape, transit};
