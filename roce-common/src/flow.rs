@@ -107,7 +107,7 @@ pub struct Flow {
     /// Opcode byte of the newest packet; its service is the flow's.
     pub last_opcode: u8,
     /// Always 0.
-    pub reserved_too: u8,
+    pub reserved: u8,
     /// What became of its PSNs.
     pub tracker: Tracker,
 }
@@ -179,5 +179,182 @@ impl Flow {
             .map(|(value, count)| (Dscp::new(value), count))
             .chain([(None, self.dscp_others)])
             .filter(|&(_, count)| count != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::{
+        units::{Addr, Qpn},
+        wire::{Aeth, AtomicEth, Bth, Deth, IpVersion, Reth, Verdict, emit, parse},
+    };
+
+    fn packet(opcode: u8, psn: u32) -> Packet {
+        let opcode = Opcode::new(opcode).expect("an opcode");
+        Packet {
+            ip: IpVersion::V4,
+            l3_offset: 14,
+            l4_offset: 34,
+            src: Addr::v4([10, 0, 0, 1]),
+            dst: Addr::v4([10, 0, 0, 2]),
+            tos: 0x6a,
+            src_port: 49_441,
+            udp_len: 56,
+            bth: Bth::new(opcode, Qpn::new(17), Psn::new(psn)),
+            aeth: None,
+            reth: None,
+            deth: None,
+            payload_len: 32,
+        }
+    }
+
+    fn answer(opcode: u8, psn: u32, raw_syndrome: u8) -> Packet {
+        Packet { aeth: Some(Aeth { raw_syndrome, msn: 1 }), payload_len: 0, ..packet(opcode, psn) }
+    }
+
+    fn flow_of(packets: impl IntoIterator<Item = Packet>) -> Flow {
+        let mut flow = Flow::default();
+        for (i, p) in packets.into_iter().enumerate() {
+            flow.observe(&p, Nanos(i as u64));
+        }
+        flow
+    }
+
+    #[test]
+    fn packets_bytes_codepoints_and_psns_are_counted() {
+        let flow = flow_of([5, 6, 7].map(|psn| packet(0x04, psn)));
+        assert_eq!((flow.packets, flow.bytes, flow.last_seen_ns, flow.src_port), (3, 96, 2, 49_441));
+        assert_eq!((flow.first_psn, flow.last_psn, flow.ecn), (5, 7, [0, 0, 3, 0]));
+        assert_eq!(flow.dscps().collect::<Vec<_>>(), [(Dscp::new(26), 3)]);
+        assert_eq!(flow.opcode(), Some(Opcode::SEND_ONLY));
+        assert_eq!(Flow::default().opcode(), None);
+    }
+
+    #[test]
+    fn the_last_psn_is_the_serially_highest_and_acks_count_for_it() {
+        let flow = flow_of([0xff_fffe, 2, 0, 1].map(|psn| answer(0x11, psn, 0x1f)));
+        assert_eq!((flow.first_psn, flow.last_psn), (0xff_fffe, 2));
+        assert!(!flow.tracker.is_started(), "ACKs enter no counter");
+        // A READ request counts with its own PSN, not with the end of its span.
+        let read = Reth { va: 0, rkey: 0, dma_len: 1 << 20 };
+        let flow = flow_of([Packet { reth: Some(read), payload_len: 0, ..packet(0x0c, 9) }]);
+        assert_eq!((flow.first_psn, flow.last_psn), (9, 9));
+    }
+
+    #[test]
+    fn a_cnp_is_no_packet_of_a_flow() {
+        assert_eq!(flow_of([packet(0x81, 0)]), Flow::default());
+    }
+
+    #[test]
+    fn more_dscps_than_slots_are_counted_together() {
+        let flow = flow_of([0, 26, 48, 26, 10, 11, 12, 0].map(|d| Packet { tos: d << 2, ..packet(0x04, 1) }));
+        let dscps: Vec<_> = flow.dscps().map(|(d, n)| (d.map(Dscp::get), n)).collect();
+        assert_eq!(dscps, [(Some(0), 2), (Some(26), 2), (Some(48), 1), (Some(10), 1), (None, 2)]);
+    }
+
+    #[test]
+    fn naks_are_counted_by_kind_in_both_answers_that_carry_them() {
+        for opcode in [0x11, 0x12, 0x51, 0x52, 0xb1, 0xb2] {
+            let syndromes = [0x00, 0x1f, 0x20, 0x3f, 0x60, 0x60, 0x61, 0x62, 0x63, 0x64, 0x40, 0xff];
+            let flow = flow_of(syndromes.map(|s| answer(opcode, 1, s)));
+            assert_eq!((flow.nak, flow.rnr_nak), ([2, 1, 1, 1, 3], 2), "{opcode:#x}");
+        }
+        // The AETH of a READ response is no refusal.
+        let flow = flow_of([0x0d, 0x0f, 0x10].map(|op| answer(op, 1, 0x60)));
+        assert_eq!((flow.nak, flow.rnr_nak), ([0; 5], 0));
+    }
+
+    #[test]
+    fn management_and_datagrams_are_not_tracked() {
+        let gsi = Bth { dest_qp: Qpn::GSI, ..packet(0x04, 5).bth };
+        for p in [Packet { bth: gsi, ..packet(0x04, 5) }, packet(0x64, 5), packet(0x44, 5)] {
+            let flow = flow_of([p, p]);
+            assert_eq!((flow.packets, flow.first_psn), (2, 5));
+            assert!(!flow.tracker.is_started(), "{p:?}");
+        }
+    }
+
+    /// Frames of every kind, with bytes changed at random: whatever still parses keeps a flow consistent.
+    #[test]
+    fn mutated_packets_never_panic_and_keep_the_numbers_consistent() {
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut random = move |n: usize| {
+            state ^= state >> 12;
+            state ^= state << 25;
+            state ^= state >> 27;
+            (state.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as usize % n
+        };
+        let mut frames = Vec::new();
+        for (opcode, payload) in [
+            (0x06, 256),
+            (0x07, 256),
+            (0x08, 8),
+            (0x0c, 0),
+            (0x0d, 256),
+            (0x10, 4),
+            (0x11, 0),
+            (0x12, 0),
+            (0x13, 0),
+            (0x64, 16),
+            (0x2a, 12),
+        ] {
+            let opcode = Opcode::new(opcode).expect("an opcode");
+            for v6 in [false, true] {
+                let addr = |n| if v6 { Addr([n; 16]) } else { Addr::v4([10, 0, 0, n]) };
+                let path = emit::Path {
+                    src_mac: [2; 6],
+                    dst_mac: [4; 6],
+                    src: addr(1),
+                    dst: addr(2),
+                    tos: 2,
+                    ttl: 64,
+                    ip_id: 1,
+                    src_port: 49_441,
+                };
+                let has = |opcodes: &[u8]| opcodes.contains(&opcode.get());
+                let ext = emit::Ext {
+                    reth: has(&[0x06, 0x0c, 0x2a]).then_some(Reth { va: 0, rkey: 1, dma_len: 1 << 20 }),
+                    aeth: has(&[0x0d, 0x10, 0x11, 0x12]).then_some(Aeth { raw_syndrome: 0x60, msn: 2 }),
+                    atomic: has(&[0x13]).then_some(AtomicEth { va: 0, rkey: 1, swap_or_add: 2, compare: 3 }),
+                    atomic_ack: has(&[0x12]).then_some(4),
+                    deth: has(&[0x64]).then_some(Deth { qkey: 1, src_qp: Qpn::new(18) }),
+                    ..emit::Ext::default()
+                };
+                let mut buffer = [0; 512];
+                let bth = Bth::new(opcode, Qpn::new(17), Psn::new(100));
+                let len = emit::frame(&path, &bth, &ext, &[7; 256][..payload], &mut buffer).expect("a frame");
+                frames.push(buffer[..len].to_vec());
+            }
+        }
+        let (mut flow, mut parsed) = (Flow::default(), 0u64);
+        for _ in 0..60_000 {
+            let mut frame = frames[random(frames.len())].clone();
+            // Small steps of the PSN, so that the window is used; then noise.
+            let at = frame.len() - 1;
+            for _ in 0..random(4) {
+                let byte = random(frame.len());
+                frame[byte] = random(256) as u8;
+            }
+            if random(8) == 0 {
+                frame.truncate(random(at + 1));
+            }
+            let Verdict::Roce(mut p) = parse(&frame[..]) else { continue };
+            p.bth.psn = p.bth.psn.add(flow.tracker.next().get()).sub(100 + random(40) as u32).add(random(44) as u32);
+            parsed += 1;
+            flow.observe(&p, Nanos(parsed));
+            if random(10) == 0 {
+                flow.tracker.note_sequence_nak(p.bth.psn);
+            }
+            let mut end = flow.tracker;
+            end.finish();
+            assert_eq!(end.missing_psns, end.lost + end.reordered + end.open());
+            assert_eq!(flow.ecn.iter().sum::<u64>(), flow.packets);
+            assert_eq!(flow.dscps().map(|(_, n)| n).sum::<u64>(), flow.packets);
+        }
+        assert!(parsed > 10_000 && flow.tracker.missing_psns > 0, "{parsed}");
     }
 }

@@ -106,9 +106,9 @@ fn opaque(mask: u64) -> u64 {
 /// The low `n` bits, none for a negative `n` and all for 64 and more.
 #[inline(always)]
 fn below(n: i64) -> u64 {
-    let none = opaque((n - 1 >> 63) as u64);
-    let all = opaque((63 - n >> 63) as u64);
-    ((1u64 << (n & 63)) - 1 | all) & !none
+    let none = opaque(((n - 1) >> 63) as u64);
+    let all = opaque(((63 - n) >> 63) as u64);
+    (((1u64 << (n & 63)) - 1) | all) & !none
 }
 
 const _: () = assert!(size_of::<Ring>() == 256 && WINDOW.is_power_of_two() && (1 << 24) % WINDOW == 0);

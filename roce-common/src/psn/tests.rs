@@ -3,6 +3,9 @@
 use super::*;
 use crate::wire::Opcode;
 
+mod model;
+mod streams;
+
 const WRITE: Opcode = Opcode::WRITE_MIDDLE;
 const PMTU: u16 = 1024;
 
@@ -66,6 +69,26 @@ fn a_gap_of_the_whole_window_is_a_gap_and_one_more_is_not() {
     let mut t = writes([10]);
     assert_eq!(pass(&mut t, 11 + 1025), Outcome::Far);
     assert_eq!(counters(t), [0; 7]);
+}
+
+#[test]
+fn the_window_reaches_1024_psns_back() {
+    let mut t = writes(0..5_000);
+    assert_eq!(pass(&mut t, 5_000 - 1_025), Outcome::Far);
+    assert_eq!(pass(&mut t, 5_000 - 1_024), Outcome::Duplicate);
+    assert_eq!(counters(t), [0, 0, 0, 0, 0, 1, 1]);
+}
+
+#[test]
+fn a_run_of_duplicates_that_ends_early_was_cut_by_losses() {
+    // All of 100 … 109 again but the last two.
+    let t = writes((0..110).chain(100..108).chain([110]));
+    assert_eq!(counters(t), [0, 0, 2, 0, 0, 8, 8]);
+    // One packet repeated skips nothing, nor does a run cut by another.
+    let t = writes((0..110).chain([100, 110]));
+    assert_eq!(counters(t), [0, 0, 0, 0, 0, 1, 1]);
+    let t = writes((0..110).chain(100..108).chain(100..111));
+    assert_eq!(counters(t), [0, 0, 0, 0, 0, 18, 18]);
 }
 
 #[test]
@@ -224,6 +247,11 @@ fn a_jump_that_a_read_span_explains_teaches_the_pmtu() {
     let mut t = Tracker::default();
     read(&mut t, 20, 12_288);
     assert_eq!(pass_short(&mut t, 20 + 49), Outcome::Gap(46));
+    // A packet that is as long as the PMTU tells the span, and so how much is missing.
+    let mut t = Tracker::default();
+    read(&mut t, 20, 12_288);
+    assert_eq!(pass(&mut t, 20 + 12 + 3), Outcome::Gap(3));
+    assert_eq!((t.pmtu, counters(t)), (1024, [3, 0, 0, 3, 0, 0, 0]));
     // Several do: no loss, and nothing learnt.
     let mut t = Tracker::default();
     read(&mut t, 20, 300);
@@ -300,6 +328,17 @@ fn acks_and_datagrams_are_not_tracked() {
         assert_eq!(t.observe(&Observed::new(opcode, Psn::new(7), 0, 0)), Outcome::NotTracked, "{opcode:?}");
     }
     assert_eq!(t, Tracker::default());
+}
+
+#[test]
+fn an_odd_packet_teaches_nothing() {
+    let mut t = Tracker::default();
+    read(&mut t, 20, 12_288);
+    assert_eq!(pass(&mut t, 500_000), Outcome::Far);
+    assert_eq!(t.pmtu, 0);
+    assert_eq!(pass_short(&mut t, 20 + 48), Outcome::InOrder);
+    assert_eq!(pass(&mut t, 500_000), Outcome::Far);
+    assert_eq!((t.pmtu, counters(t)), (256, [0; 7]));
 }
 
 #[test]

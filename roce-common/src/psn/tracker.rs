@@ -9,15 +9,15 @@
 //! * behind it: part of a *run*, which is a retransmission or a batch of late packets, known when the run ends;
 //! * further away than the window: believed only when following packets confirm it.
 //!
-//! BPF sets the style: no panics, no bounds checks that survive optimisation, loops of at most 17 words.
+//! BPF sets the style: no panics, no bounds checks that survive optimisation, loops over at most 16 words.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{
-    Psn,
+    Observed, Outcome, Psn,
     ring::{Mark, Ring},
 };
-use crate::wire::{Opcode, Packet};
+use crate::wire::Packet;
 
 /// How many PSNs below `next` are remembered, and how far ahead a packet may be and still tell a gap.
 pub const WINDOW: u32 = 1_024;
@@ -44,92 +44,6 @@ const FAR: u32 = 1 << 5;
 const NAK_NOTED: u32 = 1 << 0;
 /// `rnr_psn` holds an RNR NAK's PSN that no run has started at.
 const RNR_NOTED: u32 = 1 << 1;
-
-/// What the tracker needs to know of a packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Observed {
-    psn: u32,
-    payload_len: u32,
-    dma_len: u32,
-    flags: u32,
-}
-
-impl Observed {
-    const COUNTED: u32 = 1 << 0;
-    const READ: u32 = 1 << 1;
-    const FILLS_PMTU: u32 = 1 << 2;
-    /// A response that may start anywhere ahead: FIRST, ONLY or ATOMIC_ACKNOWLEDGE.
-    const STARTS_ANYWHERE: u32 = 1 << 3;
-
-    /// A packet by its opcode, PSN, payload length and, for a READ request, the length it asks for.
-    #[inline(always)]
-    pub const fn new(opcode: Opcode, psn: Psn, payload_len: u16, dma_len: u32) -> Self {
-        // Low five bits of an opcode, as sets. Bit tests instead of table look-ups: this runs per packet in the kernel.
-        const ACKNOWLEDGE: u32 = 1 << 0x11;
-        const READ_REQUEST: u32 = 1 << 0x0c;
-        const FULL: u32 = 1 << 0x00 | 1 << 0x01 | 1 << 0x06 | 1 << 0x07 | 1 << 0x0d | 1 << 0x0e;
-        const STARTERS: u32 = 1 << 0x0d | 1 << 0x10 | 1 << 0x12;
-        // RC, UC and XRC; a UD sender numbers its packets over all destinations, RD is extinct.
-        const SERVICES: u32 = 1 << 0 | 1 << 1 | 1 << 5;
-        let op = 1u32 << (opcode.get() & 0x1f);
-        let mut flags = 0;
-        if SERVICES >> (opcode.get() >> 5) & 1 != 0 && op & ACKNOWLEDGE == 0 {
-            flags |= Self::COUNTED;
-        }
-        if op & READ_REQUEST != 0 {
-            flags |= Self::READ;
-        }
-        if op & FULL != 0 {
-            flags |= Self::FILLS_PMTU;
-        }
-        if op & STARTERS != 0 {
-            flags |= Self::STARTS_ANYWHERE;
-        }
-        Self { psn: psn.get(), payload_len: payload_len as u32, dma_len, flags }
-    }
-
-    #[inline(always)]
-    const fn has(&self, flag: u32) -> bool {
-        self.flags & flag != 0
-    }
-}
-
-impl From<&Packet> for Observed {
-    #[inline(always)]
-    fn from(packet: &Packet) -> Self {
-        let dma_len = match packet.reth {
-            Some(reth) => reth.dma_len,
-            None => 0,
-        };
-        let mut observed = Self::new(packet.bth.opcode, packet.bth.psn, packet.payload_len, dma_len);
-        // QP0 and QP1 carry management datagrams.
-        if packet.bth.dest_qp.get() <= 1 {
-            observed.flags &= !Self::COUNTED;
-        }
-        observed
-    }
-}
-
-/// What a packet was to the tracker.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
-    /// An ACK, a NAK, a CNP or a packet of a service without a sequence per flow: it enters no counter.
-    NotTracked,
-    /// The first packet of the flow.
-    First,
-    /// At `next`, or a response that may start where it does.
-    InOrder,
-    /// This many PSNs before it were skipped.
-    Gap(u32),
-    /// Behind `next`, and it filled this many holes: a retransmission or late, known when its run ends.
-    Filled(u32),
-    /// Behind `next`, and everything it carries had passed.
-    Duplicate,
-    /// Too far from `next`, and not confirmed by following packets: ignored so far.
-    Far,
-    /// Too far from `next`, and confirmed: the flow goes on from here.
-    Discontinuity,
-}
 
 /// The state of one flow, that is, one (tap, source, destination, destination QPN, space). All zero = nothing seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -207,9 +121,8 @@ impl Tracker {
             self.state = STARTED;
             self.next = psn.get();
         }
-        self.learn_pmtu(p);
         if self.state & READ_PENDING != 0 {
-            self.explain_by_read(psn);
+            self.explain_by_read(p);
         }
         let span = self.span(p);
         let d = psn.diff(self.next());
@@ -218,9 +131,9 @@ impl Tracker {
             return self.far(psn, span);
         }
         self.state &= !FAR;
-        let follows_run = self.state & RUN != 0 && d < 0 && psn.diff(Psn::new(self.run_cursor)) >= 0;
-        if !follows_run {
-            self.end_run();
+        self.learn_pmtu(p);
+        if self.state & RUN != 0 {
+            self.go_on_or_end_run(psn, d);
         }
         if d < 0 {
             return self.behind(p, span, -d as u32);
@@ -255,11 +168,6 @@ impl Tracker {
                 self.state |= RUN_ASKED_FOR;
             }
         }
-        let skipped = p.psn.wrapping_sub(self.run_cursor) & 0xff_ffff;
-        if skipped != 0 {
-            self.run_skipped += skipped;
-            self.ring.mark(self.run_cursor, skipped, Mark::SkippedAgain);
-        }
         let inside = if span < back { span } else { back };
         if self.notes & NAK_NOTED != 0 && self.nak_psn.wrapping_sub(p.psn) & 0xff_ffff < inside {
             self.notes &= !NAK_NOTED;
@@ -283,6 +191,32 @@ impl Tracker {
             }
         }
         if filled == 0 { Outcome::Duplicate } else { Outcome::Filled(filled) }
+    }
+
+    /// A packet at `d` from `next` during a run: inside it, or its end.
+    #[inline(always)]
+    fn go_on_or_end_run(&mut self, psn: Psn, d: i32) {
+        let cursor = Psn::new(self.run_cursor);
+        let ahead = psn.diff(cursor);
+        let goes_on = d < 0 && ahead >= 0;
+        let mut skipped = 0;
+        if goes_on {
+            skipped = ahead as u32;
+        } else if d >= 0 && self.state & RUN_DUPLICATE != 0 {
+            // Beyond: a go-back-N sends everything again, so what is left was dropped with the run's last packets.
+            // A packet or two that were repeated alone skip nothing: more is left than the run had.
+            let left = self.next.wrapping_sub(self.run_cursor) & 0xff_ffff;
+            if left < self.run_packets {
+                skipped = left;
+            }
+        }
+        if skipped != 0 {
+            self.run_skipped += skipped;
+            self.ring.mark(self.run_cursor, skipped, Mark::SkippedAgain);
+        }
+        if !goes_on {
+            self.end_run();
+        }
     }
 
     /// The run is over: what was it?
@@ -357,15 +291,19 @@ impl Tracker {
     /// FIRST and MIDDLE packets are as long as the path MTU.
     #[inline(always)]
     fn learn_pmtu(&mut self, p: &Observed) {
-        if p.has(Observed::FILLS_PMTU) && p.payload_len != self.pmtu {
-            let mut shift = LEAST_SHIFT;
-            while shift <= MOST_SHIFT {
-                if p.payload_len == 1 << shift {
-                    self.pmtu = p.payload_len;
-                    self.pmtu_shift = shift;
-                }
-                shift += 1;
-            }
+        let full = p.full_payload();
+        if full == 0 || full == self.pmtu {
+            return;
+        }
+        let mut found = 0;
+        let mut shift = LEAST_SHIFT;
+        while shift <= MOST_SHIFT {
+            found |= shift & equal(full, 1 << shift).wrapping_neg();
+            shift += 1;
+        }
+        if found != 0 {
+            self.pmtu = full;
+            self.pmtu_shift = found;
         }
     }
 
@@ -379,35 +317,40 @@ impl Tracker {
         }
     }
 
-    /// A packet after a READ of unknown span: where it stands is explained if the READ would end just there under some
-    /// PMTU, and teaches it if there is only one.
+    /// A packet after a READ of unknown span. If it is as long as the PMTU, the span is known; or else where it stands is
+    /// explained if the READ would end just there under some PMTU, and teaches it if there is only one.
     #[inline(always)]
-    fn explain_by_read(&mut self, psn: Psn) {
-        let ahead = psn.diff(self.next());
-        if ahead < 0 {
+    fn explain_by_read(&mut self, p: &Observed) {
+        if Psn::new(p.psn).diff(self.next()) < 0 {
             return;
         }
-        let jump = psn.get().wrapping_sub(self.read_psn) & 0xff_ffff;
-        let mut matches = 0;
-        let mut found = 0;
+        let jump = p.psn.wrapping_sub(self.read_psn) & 0xff_ffff;
+        let (mut matches, mut found, mut told) = (0, 0, 0);
+        let full = p.full_payload();
         let mut shift = LEAST_SHIFT;
         while shift <= MOST_SHIFT {
-            if (self.read_len.saturating_sub(1) >> shift) + 1 == jump {
-                matches += 1;
-                found = shift;
-            }
+            let span = (self.read_len.saturating_sub(1) >> shift) + 1;
+            let fits = equal(span, jump);
+            matches += fits;
+            found |= shift & fits.wrapping_neg();
+            told |= span & equal(full, 1 << shift).wrapping_neg();
             shift += 1;
         }
-        if matches == 0 {
+        let span = if told != 0 && told <= jump && jump - told <= WINDOW {
+            told
+        } else if matches != 0 {
+            jump
+        } else {
             return;
-        }
-        if matches == 1 {
+        };
+        if told == 0 && matches == 1 {
             self.pmtu_shift = found;
             self.pmtu = 1 << (found & 31);
         }
         self.state &= !READ_PENDING;
-        if ahead > 0 {
-            self.advance(ahead as u32, Mark::Passed);
+        let rest = self.read_psn.wrapping_add(span).wrapping_sub(self.next) & 0xff_ffff;
+        if rest != 0 {
+            self.advance(rest, Mark::Passed);
         }
     }
 
@@ -471,4 +414,12 @@ impl Tracker {
     pub fn open(&self) -> u64 {
         u64::from(self.ring.holes())
     }
+}
+
+/// 1 if the two are equal, else 0, without a branch: the verifier would follow both ways of every comparison in a loop.
+#[inline(always)]
+fn equal(a: u32, b: u32) -> u32 {
+    // Hidden from the optimiser, which would make a branch of it again.
+    let difference = core::hint::black_box(u64::from(a ^ b));
+    (difference.wrapping_sub(1) >> 63) as u32
 }

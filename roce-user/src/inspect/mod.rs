@@ -9,6 +9,9 @@ mod capture;
 mod link;
 mod table;
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
@@ -42,7 +45,7 @@ pub fn run(args: &InspectArgs, out: &mut impl Write) -> Result<()> {
     for (i, file) in args.files.iter().enumerate() {
         match inspect(file) {
             Ok((report, duration)) => {
-                write_report(args, out, i, &report, duration).context("cannot write the report")?
+                write_report(args, out, i, &report, duration).context("cannot write the report")?;
             }
             Err(error) => match failure {
                 None => failure = Some(error),
