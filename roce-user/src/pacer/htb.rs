@@ -8,7 +8,7 @@ use aya::{
     Ebpf,
     programs::{
         SchedClassifier, TcAttachType,
-        tc::{NlOptions, SchedClassifierLink, TcAttachOptions},
+        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions},
     },
 };
 use netlink_packet_route::tc::TcHandle;
@@ -132,8 +132,12 @@ fn attach_filter(name: &str, ebpf: &mut Ebpf) -> Result<SchedClassifierLink> {
     let program: &mut SchedClassifier =
         ebpf.program_mut("roce_htb").context("the BPF object has no program roce_htb")?.try_into()?;
     let parent = u32::from(QDISC_MAJOR) << 16;
+    // The program gives the minor number only (`tc_classid`); the major one comes from the filter. Without it HTB finds no
+    // such class, and every packet leaves unpaced through its direct queue.
+    let classid = Some(tc::TcHandle::new(QDISC_MAJOR, 0));
+    let options = NlOptions { classid, ..NlOptions::default() };
     let id = program
-        .attach_with_options(name, TcAttachType::Custom(parent), TcAttachOptions::Netlink(NlOptions::default()))
+        .attach_with_options(name, TcAttachType::Custom(parent), TcAttachOptions::Netlink(options))
         .with_context(|| format!("{name}: cannot attach the HTB filter"))?;
     program.take_link(id).with_context(|| format!("{name}: cannot keep the HTB filter"))
 }
