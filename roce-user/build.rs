@@ -24,6 +24,10 @@ fn main() -> Result<()> {
         env::set_var("PATH", path);
         // build-std is unstable; the pinned toolchain is a stable one.
         env::set_var("RUSTC_BOOTSTRAP", "1");
+        // aya-build shows each line of the inner cargo as a warning, and cargo shows those again at every build. What the
+        // compiler says of our code comes all the same.
+        env::set_var("CARGO_TERM_QUIET", "true");
+        env::remove_var("CARGO_TERM_VERBOSE");
     }
     let toolchain = env::var("RUSTUP_TOOLCHAIN").unwrap_or_else(|_| "stable".into());
     aya_build::build_ebpf(

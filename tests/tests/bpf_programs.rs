@@ -80,7 +80,8 @@ fn cnp(src: Addr, dst: Addr, qpn: Qpn) -> Vec<u8> {
     out[..n].to_vec()
 }
 
-/// Counters that changed between two readings of both directions.
+/// Counters that changed between two readings of both directions; but not whether an event found room in the ring that
+/// nobody empties here.
 fn changes(p: &mut Programs, act: impl FnOnce(&mut Programs) -> Run) -> (Run, Vec<(Direction, Counter, u64)>) {
     let read = |p: &Programs| [Direction::Ingress, Direction::Egress].map(|d| (d, p.maps.counters(d).unwrap()));
     let before = read(p);
@@ -90,7 +91,7 @@ fn changes(p: &mut Programs, act: impl FnOnce(&mut Programs) -> Run) -> (Run, Ve
     for ((direction, old), (_, new)) in before.into_iter().zip(after) {
         for &c in Counter::ALL {
             let d = new[c as usize] - old[c as usize];
-            if d != 0 {
+            if d != 0 && !matches!(c, Counter::EventsLost | Counter::EventsLimited) {
                 changed.push((direction, c, d));
             }
         }
@@ -524,6 +525,7 @@ fn two_cpus_on_one_flow_lose_no_count() {
     println!("tracked {}, untracked {}", flow.packets, grown(Counter::Untracked));
     assert_eq!(flow.packets + grown(Counter::Untracked), u64::from(2 * EACH));
     assert_eq!((flow.bytes, flow.ecn[2], flow.lock), (flow.packets * 256, flow.packets, 0));
-    // Of two PSNs all but the first of each are duplicates, whatever the order.
-    assert_eq!(Counters::of(&flow).duplicates + 2, flow.packets);
+    // Two PSNs: all but the first of each are duplicates; the lower one always is when the higher came first.
+    let originals = flow.packets - Counters::of(&flow).duplicates;
+    assert!((1..=2).contains(&originals), "{originals}");
 }

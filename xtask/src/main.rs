@@ -1,6 +1,8 @@
 //! `cargo xtask`: everything a person does with this project, one verb each. See `cargo xtask help`.
 
 mod args;
+#[cfg(test)]
+mod docs;
 mod exec;
 mod lint;
 mod need;

@@ -54,7 +54,10 @@ enum Verb {
 /// Parses the command line, does what it says, and returns the exit code.
 pub fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).format_target(false).init();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
     match dispatch(cli.verb) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has had enough.
@@ -66,6 +69,20 @@ pub fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Help goes to stdout; a usage error is one line like every other error.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _nobody_reads = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.to_string();
+    let what: Vec<_> =
+        text.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:")).filter(|l| !l.is_empty()).collect();
+    let what = what.join(" ");
+    let _nobody_listens = writeln!(io::stderr(), "roce: {} (roce --help)", what.trim_start_matches("error: "));
+    ExitCode::from(2)
 }
 
 fn dispatch(verb: Verb) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The EDT pacer: rates in a map, departure times by the egress program, fq to keep them.
 
-use std::{collections::HashSet, io};
+use std::{collections::HashMap, io};
 
 use anyhow::{Context as _, Result, bail};
 use roce_common::{
@@ -8,7 +8,7 @@ use roce_common::{
     units::{Nanos, Rate},
 };
 
-use super::{Pacer, ROOT_HANDLE, is_default, is_ours, refuse_foreign, remove_root};
+use super::{Leaving, Pacer, ROOT_HANDLE, is_default, is_ours, refuse_foreign, remove_root};
 use crate::{
     config,
     dataplane::Maps,
@@ -27,8 +27,7 @@ const OPTIONS: [(u16, u32); 3] = [(TCA_FQ_PLIMIT, 100_000), (TCA_FQ_FLOW_PLIMIT,
 pub struct Edt {
     ifindex: u32,
     made_root: bool,
-    /// Limiters at line rate that go when nothing waits for its time any more.
-    draining: HashSet<PeerQp>,
+    leaving: HashMap<PeerQp, Leaving>,
 }
 
 impl Edt {
@@ -41,12 +40,12 @@ impl Edt {
         let root = netlink.root_qdisc(link.index)?;
         let (ifindex, name) = (link.index, &link.name);
         if root.as_ref().is_some_and(|q| q.kind == "fq") {
-            return Ok(Self { ifindex, made_root: is_ours(root.as_ref()), draining: HashSet::new() });
+            return Ok(Self { ifindex, made_root: is_ours(root.as_ref()), leaving: HashMap::new() });
         }
         refuse_foreign(name, root.as_ref(), Some(config::Pacer::Edt))?;
         debug_assert!(is_default(root.as_ref()) || is_ours(root.as_ref()), "refuse_foreign lets nothing else pass");
         match netlink.add_fq_root(ifindex, ROOT_HANDLE, &OPTIONS) {
-            Ok(()) => Ok(Self { ifindex, made_root: true, draining: HashSet::new() }),
+            Ok(()) => Ok(Self { ifindex, made_root: true, leaving: HashMap::new() }),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 bail!("{name}: this kernel has no fq qdisc (CONFIG_NET_SCH_FQ): use --pacer htb")
             }
@@ -65,25 +64,20 @@ impl Pacer for Edt {
     }
 
     fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()> {
-        self.draining.remove(&key);
+        self.leaving.remove(&key);
         maps.set_rate(key, RateValue { bytes_per_sec: rate.bytes_per_sec().max(1), ..RateValue::default() })
     }
 
     fn release(&mut self, _: &mut Maps, key: PeerQp) -> Result<()> {
-        self.draining.insert(key);
+        self.leaving.entry(key).or_insert(Leaving::NEW);
         Ok(())
     }
 
     fn poll(&mut self, maps: &mut Maps, now: Nanos) -> Result<()> {
-        // An unpaced packet would leave before those that still wait for their time: only an idle limiter goes.
-        let idle: Vec<PeerQp> = self
-            .draining
-            .iter()
-            .filter(|key| maps.pace(**key).is_none_or(|cell| cell.next_ns <= now.0))
-            .copied()
-            .collect();
-        for key in idle {
-            self.draining.remove(&key);
+        let gone: Vec<PeerQp> =
+            self.leaving.iter_mut().filter_map(|(key, l)| l.may_go(maps.pace(*key), now).then_some(*key)).collect();
+        for key in gone {
+            self.leaving.remove(&key);
             maps.clear_rate(key)?;
         }
         Ok(())

@@ -8,7 +8,7 @@ use aya::{
     Ebpf,
     programs::{
         SchedClassifier, TcAttachType,
-        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions},
+        tc::{NlOptions, SchedClassifierLink, TcAttachOptions},
     },
 };
 use netlink_packet_route::tc::TcHandle;
@@ -17,7 +17,7 @@ use roce_common::{
     units::{Nanos, Rate},
 };
 
-use super::{Pacer, ROOT_HANDLE, refuse_foreign, remove_root};
+use super::{Leaving, Pacer, ROOT_HANDLE, refuse_foreign, remove_root};
 use crate::{
     config,
     dataplane::{Maps, QDISC_MAJOR},
@@ -56,8 +56,8 @@ struct Class {
 enum Phase {
     /// Packets are steered to it.
     Used,
-    /// At line rate, until it is empty.
-    Draining,
+    /// At line rate, until its queue pair pauses.
+    Leaving(Leaving),
     /// No packet is steered to it any more; a straggler may still be in it.
     Unused(Nanos),
 }
@@ -132,10 +132,8 @@ fn attach_filter(name: &str, ebpf: &mut Ebpf) -> Result<SchedClassifierLink> {
     let program: &mut SchedClassifier =
         ebpf.program_mut("roce_htb").context("the BPF object has no program roce_htb")?.try_into()?;
     let parent = u32::from(QDISC_MAJOR) << 16;
-    // The program gives the minor number only (`tc_classid`); the major one comes from the filter. Without it HTB finds no
-    // such class, and every packet leaves unpaced through its direct queue.
-    let classid = Some(tc::TcHandle::new(QDISC_MAJOR, 0));
-    let options = NlOptions { classid, ..NlOptions::default() };
+    // The program chooses the minor number only; the major one is the filter's.
+    let options = NlOptions { classid: Some(aya::programs::tc::TcHandle::new(QDISC_MAJOR, 0)), ..NlOptions::default() };
     let id = program
         .attach_with_options(name, TcAttachType::Custom(parent), TcAttachOptions::Netlink(options))
         .with_context(|| format!("{name}: cannot attach the HTB filter"))?;
@@ -184,7 +182,7 @@ impl Pacer for Htb {
 
     fn release(&mut self, _: &mut Maps, key: PeerQp) -> Result<()> {
         if let Some(class) = self.classes.get_mut(&key) {
-            class.phase = Phase::Draining;
+            class.phase = Phase::Leaving(Leaving::NEW);
         }
         Ok(())
     }
@@ -206,13 +204,15 @@ impl Pacer for Htb {
             if busy.contains(&class.minor) {
                 continue;
             }
-            match class.phase {
+            match &mut class.phase {
                 Phase::Used => {}
-                Phase::Draining => {
-                    maps.clear_rate(*key)?;
-                    class.phase = Phase::Unused(now);
+                Phase::Leaving(leaving) => {
+                    if leaving.may_go(maps.pace(*key), now) {
+                        maps.clear_rate(*key)?;
+                        class.phase = Phase::Unused(now);
+                    }
                 }
-                Phase::Unused(since) if now.since(since) >= POLL => gone.push((*key, class.minor)),
+                Phase::Unused(since) if now.since(*since) >= POLL => gone.push((*key, class.minor)),
                 Phase::Unused(_) => {}
             }
         }

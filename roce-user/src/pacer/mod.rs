@@ -14,7 +14,7 @@ use std::{io, thread, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use netlink_packet_route::tc::TcHandle;
 use roce_common::{
-    abi::{self, PeerQp},
+    abi::{self, PaceCell, PeerQp},
     units::{Nanos, Rate},
 };
 
@@ -30,6 +30,31 @@ use crate::{
 /// Handle of our root qdisc.
 pub const ROOT_HANDLE: TcHandle = TcHandle { major: QDISC_MAJOR, minor: 0 };
 
+/// A limiter at line rate goes once its queue pair has sent nothing for this long. A packet past a limiter would overtake
+/// those that still wait in it, and the receiver would take that for loss.
+const IDLE: Nanos = Nanos::from_millis(200);
+
+/// A limiter that is to go, and when its queue pair was last seen sending.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Leaving {
+    packets: u64,
+    since: Nanos,
+}
+
+impl Leaving {
+    /// Not looked at yet.
+    const NEW: Self = Self { packets: u64::MAX, since: Nanos(0) };
+
+    /// Takes a look at the limiter; whether it may go.
+    fn may_go(&mut self, cell: Option<PaceCell>, now: Nanos) -> bool {
+        let Some(cell) = cell else { return true };
+        if cell.packets != self.packets {
+            *self = Self { packets: cell.packets, since: now };
+        }
+        now.since(self.since) >= IDLE && cell.next_ns <= now.0
+    }
+}
+
 /// Paces queue pairs.
 pub trait Pacer {
     /// The name shown to the user.
@@ -44,7 +69,7 @@ pub trait Pacer {
     /// The kernel refuses a class or a map entry.
     fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()>;
 
-    /// Takes the limiter of `key` away once what it holds has left; it is at line rate already.
+    /// Takes the limiter of `key` away once its queue pair pauses; it is at line rate already.
     ///
     /// # Errors
     /// As [`Pacer::set_rate`].
@@ -157,4 +182,22 @@ fn drain(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limiter_goes_only_after_a_pause() {
+        let cell = |packets, next_ns| Some(PaceCell { packets, next_ns, bytes: 0 });
+        let mut leaving = Leaving::NEW;
+        let at = |ms| Nanos::from_millis(1_000 + ms);
+        assert!(!leaving.may_go(cell(10, 0), at(0)), "the first look starts the clock");
+        assert!(!leaving.may_go(cell(11, 0), at(190)), "it sent");
+        assert!(!leaving.may_go(cell(11, 0), at(380)));
+        assert!(!leaving.may_go(cell(11, at(500).0), at(400)), "a packet still waits for its time");
+        assert!(leaving.may_go(cell(11, at(500).0), at(501)));
+        assert!(Leaving::NEW.may_go(None, at(0)), "there is none");
+    }
 }
