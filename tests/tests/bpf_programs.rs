@@ -1,6 +1,6 @@
 //! Every BPF program through BPF_PROG_TEST_RUN: packets in and out, verdicts, counters. Needs root.
 
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use aya::programs::{TestRun as _, TestRunOptions};
 
@@ -28,7 +28,7 @@ const PEER_QPN: Qpn = Qpn::new(0x42);
 fn programs(role: Role) -> MutexGuard<'static, Programs> {
     static PROGRAMS: OnceLock<Mutex<Programs>> = OnceLock::new();
     let all = PROGRAMS.get_or_init(|| Mutex::new(Programs::load().expect("loading the programs needs root")));
-    let mut p = all.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut p = all.lock().unwrap_or_else(PoisonError::into_inner);
     for (key, _) in p.maps.flows() {
         p.maps.remove_flow(&key).unwrap();
     }

@@ -6,6 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use roce_common::{
+    units::{Addr, Nanos, Qpn},
+    wire,
+};
 use roce_tests::{
     endpoint::{
         Clock, Connection, Host, HostStats, Message, Op, QpHandle, Rnr, SLOT, Traffic, ack_timeout, connect, jain, loss,
@@ -109,8 +113,8 @@ fn a_shaper_on_the_senders_interface_holds_the_sender_and_loses_nothing() {
     let (qa, qb) = connect((&mut ha, &pair.a), (&mut hb, &pair.b), &connection).unwrap();
     thread::sleep(Duration::from_millis(2_550));
     let now = clock.now();
-    let first = roce_common::units::Nanos(5 * SLOT.0);
-    let last = roce_common::units::Nanos(25 * SLOT.0);
+    let first = Nanos(5 * SLOT.0);
+    let last = Nanos(25 * SLOT.0);
     assert!(now >= last);
     let rate = qb.stats().accepted.sum(first, last) as f64 * 8.0 / 2.0;
     // 1,024 bytes of payload in a frame of 1,082 (the FIRST of each message: 1,098).
@@ -287,20 +291,22 @@ fn a_capture_is_replayed_frame_by_frame() {
     let file = dir.path().join("x.pcap");
     let mut writer = pcap_file::pcap::PcapWriter::new(std::fs::File::create(&file).unwrap()).unwrap();
     // A CNP to a queue pair nobody has, ten times, 20 ms apart.
-    let path = roce_common::wire::emit::Path {
+    let path = wire::emit::Path {
         src_mac: [2, 0, 0, 0, 0, 1],
         dst_mac: [2, 0, 0, 0, 0, 2],
-        src: roce_common::units::Addr::from(pair.a.address(false)),
-        dst: roce_common::units::Addr::from(pair.b.address(false)),
+        src: Addr::from(pair.a.address(false)),
+        dst: Addr::from(pair.b.address(false)),
         tos: 0xc2,
         ttl: 64,
         ip_id: 1,
         src_port: 0xc000,
     };
-    let frame = roce_common::wire::emit::cnp_v4(&path, roce_common::units::Qpn::new(5));
+    let mut frame = [0; wire::emit::CNP_FRAME_V6];
+    let len = wire::emit::cnp(&path, wire::IpVersion::V4, Qpn::new(5), &mut frame);
+    let frame = &frame[..len];
     for i in 0..10u64 {
         let at = Duration::from_millis(1_000_000 + 20 * i);
-        let packet = pcap_file::pcap::PcapPacket::new(at, frame.len() as u32, &frame);
+        let packet = pcap_file::pcap::PcapPacket::new(at, frame.len() as u32, frame);
         writer.write_packet(&packet).unwrap();
     }
     drop(writer);

@@ -57,23 +57,18 @@ impl Agents {
         self.all().try_for_each(AgentProcess::check)
     }
 
-    /// What they say while running: their counters where the `flows` lines carry them, else what the flows counted.
+    /// What their newest `flows` lines add up to.
     pub(super) fn live_counts(&self) -> LoopCounts {
-        let count = |agent: &AgentProcess, counter: &str, tap: &str, field: fn(&Value) -> Option<u64>| {
+        let egress = |agent: &AgentProcess, field: fn(&Value) -> Option<u64>| {
             let said = agent.flows()?;
-            if said["counters"].is_object() {
-                return Some(both(&said, counter));
-            }
             let flows = said["flows"].as_array()?;
-            flows
-                .iter()
-                .filter(|f| f["tap"].as_str().is_some_and(|t| t.ends_with(tap)))
-                .filter_map(field)
-                .reduce(|a, b| a + b)
+            let leaves = |flow: &Value| flow["tap"].as_str().is_some_and(|t| t.ends_with("/egress"));
+            flows.iter().filter(|f| leaves(f)).filter_map(field).reduce(|a, b| a + b)
         };
         LoopCounts {
-            ce: count(&self.switch, "ce_marked", "/egress", |f| f["ecn"]["ce"].as_u64()),
-            cnp: count(&self.receiver, "np_cnp_sent", "/egress", |f| f["cnp"].as_u64()),
+            ce: egress(&self.switch, |f| f["ecn"]["ce"].as_u64()),
+            // An agent counts a CNP at the flow it slows down.
+            cnp: self.hosts.iter().filter_map(|h| egress(h, |f| f["cnp"].as_u64())).reduce(|a, b| a + b),
         }
     }
 

@@ -24,7 +24,7 @@ const BAR: usize = 24;
 pub(super) struct LoopCounts {
     /// Packets the congestion point marked, where its agent says so while running.
     pub(super) ce: Option<u64>,
-    /// CNPs the receiver's agent sent, where it says so while running.
+    /// CNPs that came back to the senders, where their agents say so while running.
     pub(super) cnp: Option<u64>,
 }
 

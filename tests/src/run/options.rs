@@ -31,7 +31,7 @@ pub struct RunArgs {
     #[arg(long, default_value = "1024", allow_hyphen_values = true)]
     pub pmtu: String,
     /// ACK timeout exponent of the queue pairs (4.096 µs · 2^t), 8 to 24; by default the smallest from 14 on that is
-    /// eight times what all packets in flight take on the link
+    /// four times what all packets in flight take on the link
     #[arg(long, allow_hyphen_values = true)]
     pub timeout: Option<String>,
     /// Run the traffic over IPv6
@@ -141,12 +141,12 @@ impl Options {
     }
 }
 
-/// The smallest exponent from rxe's usual 14 on whose time is eight times what the packets of every flow's socket and of
-/// the queue take on the link: pacing must not look like loss.
+/// The smallest exponent from rxe's usual 14 on whose time is four times what the packets of every flow's socket and of
+/// the queue take on the link: pacing must not look like loss, and a flow may be slowed to a quarter of its share.
 fn default_timeout(flows: u64, queue: u32, pmtu: u16, link: u64) -> Duration {
     let bits = (flows * 65 + u64::from(queue)) * (u64::from(pmtu) + 90) * 8;
     let drain = Duration::from_secs_f64(bits as f64 / link as f64);
-    (14..=24).map(ack_timeout).find(|t| *t >= 8 * drain).unwrap_or(ack_timeout(24))
+    (14..=24).map(ack_timeout).find(|t| *t >= 4 * drain).unwrap_or(ack_timeout(24))
 }
 
 fn number(option: &str, text: &str, min: u64, max: u64) -> Result<u64, String> {
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn defaults_pass_and_absurd_values_are_named() {
         let o = args().check().unwrap();
-        assert_eq!((o.link, o.frame(), o.timeout), (100_000_000, 1082, ack_timeout(16)));
+        assert_eq!((o.link, o.frame(), o.timeout), (100_000_000, 1082, ack_timeout(15)));
         type Change = fn(&mut RunArgs, String);
         let fields: [(&str, Change, &[&str]); 6] = [
             ("--senders", |a, v| a.senders = v, &["0", "-1", "65", "x", "1.5", ""]),
