@@ -12,7 +12,7 @@ use aya_ebpf::{
 };
 use roce_common::{
     units::Addr,
-    wire::{Bytes, Link, Malformed, Other, Packet, destination, parse_into},
+    wire::{Bytes, Link, Malformed, Other, Packet, destination, is_surely_not_roce, parse_into},
 };
 
 use crate::maps::{HEADER_BYTES, HEADERS, PACKET};
@@ -108,9 +108,12 @@ pub(crate) enum Slot {
     Htb = 3,
 }
 
-/// What the packet of an XDP context is.
+/// What the packet of an XDP context is. Most packets of most hosts are not ours: they are told here.
 #[inline(always)]
 pub(crate) fn parse_xdp(ctx: &XdpContext, slot: Slot) -> Parsed {
+    if is_surely_not_roce(&XdpFrame { linear: Linear { data: ctx.data(), end: ctx.data_end() }, ctx: ctx.ctx }) {
+        return Err(Other::NotRoce);
+    }
     parse_or_copy(
         slot,
         |out| parse_xdp_linear(ctx.ctx, out),
@@ -121,9 +124,12 @@ pub(crate) fn parse_xdp(ctx: &XdpContext, slot: Slot) -> Parsed {
     )
 }
 
-/// What the packet of a tc context is.
+/// What the packet of a tc context is, likewise.
 #[inline(always)]
 pub(crate) fn parse_skb(ctx: &TcContext, slot: Slot) -> Parsed {
+    if is_surely_not_roce(&SkbFrame { linear: Linear { data: ctx.data(), end: ctx.data_end() }, skb: ctx.skb.skb }) {
+        return Err(Other::NotRoce);
+    }
     parse_or_copy(
         slot,
         |out| parse_skb_linear(ctx.skb.skb, out),
@@ -210,20 +216,28 @@ pub(crate) fn skb_destination(ctx: &TcContext) -> Option<Addr> {
     destination(&SkbFrame { linear: Linear { data: ctx.data(), end: ctx.data_end() }, skb: ctx.skb.skb })
 }
 
-/// Copies `N` bytes of the packet at `offset`.
+/// Copies `N` bytes of the packet at `offset`, from the linear part where they are there and `offset` is below 64.
 #[inline(always)]
-pub(crate) fn load<const N: usize>(ctx: &TcContext, offset: usize) -> Option<[u8; N]> {
+pub(crate) fn load<const N: usize>(ctx: &TcContext, offset: u16) -> Option<[u8; N]> {
+    if offset < 64
+        && let Some(bytes) = (Linear { data: ctx.data(), end: ctx.data_end() }).get(usize::from(offset & 63))
+    {
+        return Some(bytes);
+    }
     let mut out = [0u8; N];
     // SAFETY: `out` holds N bytes.
-    let failed = unsafe { bpf_skb_load_bytes(ctx.as_ptr(), offset as u32, out.as_mut_ptr().cast(), N as u32) };
+    let failed = unsafe { bpf_skb_load_bytes(ctx.as_ptr(), u32::from(offset), out.as_mut_ptr().cast(), N as u32) };
     if failed == 0 { Some(out) } else { None }
 }
 
 /// Overwrites `N` bytes of the packet at `offset`; says whether it could.
+///
+/// By the helper and never in place: a tc program that writes to packets gets a prologue that copies the header of every
+/// cloned packet, that is, of all TCP, and drops the packet where it cannot (`bpf_unclone_prologue` in `net/core/filter.c`).
 #[inline(always)]
-pub(crate) fn store<const N: usize>(ctx: &TcContext, offset: usize, bytes: &[u8; N], flags: u64) -> bool {
+pub(crate) fn store<const N: usize>(ctx: &TcContext, offset: u16, bytes: &[u8; N], flags: u64) -> bool {
     // SAFETY: `bytes` holds N bytes.
-    unsafe { bpf_skb_store_bytes(ctx.skb.skb, offset as u32, bytes.as_ptr().cast(), N as u32, flags) == 0 }
+    unsafe { bpf_skb_store_bytes(ctx.skb.skb, u32::from(offset), bytes.as_ptr().cast(), N as u32, flags) == 0 }
 }
 
 /// `skb->priority`.

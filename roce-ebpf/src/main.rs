@@ -9,7 +9,16 @@
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
-#![expect(unreachable_pub, missing_docs, reason = "the entry points are exported by the macros, and documented")]
+#![expect(
+    unreachable_pub,
+    missing_docs,
+    clippy::needless_pass_by_value,
+    reason = "the entry points are exported by the macros, which give them their context by value"
+)]
+#![expect(
+    clippy::needless_borrows_for_generic_args,
+    reason = "a map key passed by value is copied to the stack once more"
+)]
 #![expect(internal_features, reason = "AtomicU32 does not build for the BPF target; the intrinsics behind it do")]
 
 mod atomic;
@@ -48,7 +57,7 @@ pub fn roce_xdp(ctx: XdpContext) -> u32 {
 pub fn roce_tc_ingress(ctx: TcContext) -> i32 {
     match ingress::tc(&ctx) {
         Fate::Pass => TC_ACT_UNSPEC,
-        Fate::Drop => TC_ACT_SHOT as i32,
+        Fate::Drop => TC_ACT_SHOT,
     }
 }
 
@@ -65,7 +74,7 @@ pub fn roce_htb(ctx: TcContext) -> i32 {
     match pace::htb_class(&ctx) {
         Some(classid) => {
             ctx::set_classid(&ctx, classid);
-            TC_ACT_OK as i32
+            TC_ACT_OK
         }
         None => TC_ACT_UNSPEC,
     }

@@ -42,26 +42,27 @@ pub(crate) fn class_of_service(ctx: &TcContext, cfg: &Config, tally: Tally, pack
 /// Rewrites the ToS or traffic-class byte; says whether it could.
 #[inline(always)]
 pub(crate) fn set_tos(ctx: &TcContext, packet: &mut Packet, tos: u8) -> bool {
-    let at = usize::from(packet.l3_offset);
+    let at = packet.l3_offset;
     let done = match packet.ip {
-        IpVersion::V4 => match ctx::load::<12>(ctx, at) {
-            Some(mut h) => {
-                let old = u16::from_be_bytes([h[0], h[1]]);
-                h[1] = tos;
-                let new = u16::from_be_bytes([h[0], h[1]]);
-                let sum = checksum::update(u16::from_be_bytes([h[10], h[11]]), old, new);
-                [h[10], h[11]] = sum.to_be_bytes();
-                ctx::store(ctx, at, &h, 0)
-            }
-            None => false,
-        },
-        IpVersion::V6 => match ctx::load::<2>(ctx, at) {
-            Some(h) => ctx::store(ctx, at, &[h[0] & 0xf0 | tos >> 4, h[1] & 0x0f | tos << 4], 0),
-            None => false,
-        },
+        IpVersion::V4 => change::<12>(ctx, at, |h| {
+            let old = u16::from_be_bytes([h[0], h[1]]);
+            h[1] = tos;
+            let new = u16::from_be_bytes([h[0], h[1]]);
+            let sum = checksum::update(u16::from_be_bytes([h[10], h[11]]), old, new);
+            [h[10], h[11]] = sum.to_be_bytes();
+        }),
+        IpVersion::V6 => change::<2>(ctx, at, |h| *h = [h[0] & 0xf0 | tos >> 4, h[1] & 0x0f | tos << 4]),
     };
     if done {
         packet.tos = tos;
     }
     done
+}
+
+/// Changes the first `N` bytes of the IP header.
+#[inline(always)]
+fn change<const N: usize>(ctx: &TcContext, at: u16, edit: impl Fn(&mut [u8; N])) -> bool {
+    let Some(mut header) = ctx::load::<N>(ctx, at) else { return false };
+    edit(&mut header);
+    ctx::store(ctx, at, &header, 0)
 }

@@ -8,6 +8,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_clone_redirect, bpf_ktime_get_ns, bpf_skb_change_tail},
     programs::TcContext,
 };
+use aya_log_ebpf::warn;
 use network_types::eth::EthHdr;
 use roce_common::{
     abi::{CnpJob, Config, Counter, EventKind, Flags, PairKey, Tap},
@@ -68,6 +69,7 @@ pub(crate) fn answer(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packe
     let left = unsafe { core::mem::replace(&mut (*job).active, 0) };
     if failed || left != 0 {
         tally.add(Counter::NpFailed);
+        warn!(ctx, "no CNP for QP {}: redirect {}, job left {}", sender.get(), u32::from(failed), left);
     }
 }
 

@@ -11,7 +11,9 @@ mod parse;
 pub use bytes::Bytes;
 pub use headers::{Aeth, AtomicEth, Bth, Deth, Reth, Syndrome};
 pub use opcode::{Kind, Opcode, Position, Service};
-pub use parse::{IpVersion, Link, Malformed, Other, Packet, Verdict, destination, parse, parse_into, parse_link};
+pub use parse::{
+    IpVersion, Link, Malformed, Other, Packet, Verdict, destination, is_surely_not_roce, parse, parse_into, parse_link,
+};
 
 /// The UDP destination port that makes a datagram RoCEv2 (IANA).
 pub const UDP_PORT: u16 = 4791;

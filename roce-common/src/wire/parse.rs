@@ -261,6 +261,22 @@ pub fn parse_into<B: Bytes + ?Sized>(frame: &B, link: Link, out: &mut Packet) ->
     transport(frame, ip_payload, out)
 }
 
+/// Whether an Ethernet frame is surely not RoCE, told by as few bytes as possible: no IP and no tag, another protocol than
+/// UDP, or another port in a plain IPv4 header. What it does not settle, [`parse_into`] does.
+#[inline(always)]
+pub fn is_surely_not_roce<B: Bytes + ?Sized>(frame: &B) -> bool {
+    let Some(h) = frame.get::<26>(EthHdr::LEN - 2) else { return false };
+    match u16::from_be_bytes([h[0], h[1]]) {
+        ETHERTYPE_IPV4 => {
+            let plain = h[2] == 0x45 && h[8] & 0x3f == 0 && h[9] == 0;
+            h[2] >> 4 == 4 && h[11] != IPPROTO_UDP || plain && u16::from_be_bytes([h[24], h[25]]) != UDP_PORT
+        }
+        ETHERTYPE_IPV6 => h[2] >> 4 == 6 && h[8] != IPPROTO_UDP,
+        ETHERTYPE_VLAN | ETHERTYPE_QINQ | ETHERTYPE_ROCEV1 => false,
+        _ => true,
+    }
+}
+
 /// The IP destination of an Ethernet frame, whatever it carries: whom a malformed packet was for.
 #[inline(always)]
 pub fn destination<B: Bytes + ?Sized>(frame: &B) -> Option<Addr> {
@@ -454,7 +470,7 @@ fn length_fits(opcode: Opcode, udp_len: usize, behind_headers: usize, payload_le
     if !opcode.may_carry_payload() {
         return behind_headers == 0;
     }
-    behind_headers % 4 == 0
+    behind_headers.is_multiple_of(4)
         && !(opcode.needs_payload() && payload_len == 0)
         && !(opcode.needs_eight_bytes() && payload_len != 8)
 }

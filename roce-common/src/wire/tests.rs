@@ -187,3 +187,36 @@ fn two_vlan_tags_and_ip_options_are_followed() {
     options.splice(34..34, [1, 1, 1, 0]);
     assert_eq!(packet(&options).bth.psn, packet(&good).bth.psn);
 }
+
+proptest::proptest! {
+    /// The short cut never contradicts the parser, whatever the bytes.
+    #[test]
+    fn what_is_surely_not_roce_is_not_roce(
+        base in 0usize..7,
+        changes in proptest::collection::vec((0usize..60, proptest::num::u8::ANY), 0..5),
+        keep in 0usize..120,
+    ) {
+        let all = [SEND_ONLY_V4, SEND_ONLY_PAD3, ACK_V4, NAK_V4, CNP_V4, SEND_ONLY_V6, CNP_V6];
+        let mut frame = unhex(all[base]);
+        for (at, byte) in changes {
+            frame[at] = byte;
+        }
+        frame.truncate(keep.max(14));
+        if is_surely_not_roce(&frame[..]) {
+            assert_eq!(parse(&frame[..]), Verdict::NotRoce, "{frame:02x?}");
+        }
+    }
+}
+
+#[test]
+fn the_short_cut_settles_common_traffic() {
+    let mut frame = unhex(SEND_ONLY_V4);
+    assert!(!is_surely_not_roce(&frame[..]));
+    frame[37] = 53;
+    assert!(is_surely_not_roce(&frame[..]), "another port");
+    let mut tcp = unhex(SEND_ONLY_V6);
+    tcp[20] = 6;
+    assert!(is_surely_not_roce(&tcp[..]), "TCP over IPv6");
+    tcp[12..14].copy_from_slice(&[8, 6]);
+    assert!(is_surely_not_roce(&tcp[..]), "ARP");
+}

@@ -15,7 +15,10 @@ use tokio::{
 };
 use zerocopy::FromBytes as _;
 
-use super::{Agent, Output, monotonic, open::local_addresses};
+use super::{
+    Agent, Output, monotonic,
+    open::{Logger, local_addresses},
+};
 use crate::{
     control::{Command, LocalQp},
     dataplane::Maps,
@@ -40,7 +43,11 @@ impl Agent {
     /// # Errors
     /// The interface went away, a map or the kernel failed; everything is detached all the same.
     pub async fn run(mut self, output: Rc<RefCell<Output>>, mut stop: watch::Receiver<bool>) -> Result<()> {
+        let logging = self.logger.take().map(|logger| tokio::task::spawn_local(pass_on(logger)));
         let result = self.drive(&output, &mut stop).await;
+        if let Some(task) = logging {
+            task.abort();
+        }
         // The last report, while the maps still stand.
         let report = match &result {
             Ok(()) => self.summarise(&output),
@@ -200,6 +207,14 @@ impl Agent {
             }
         }
         self.report(output, &flows)
+    }
+}
+
+/// Passes the BPF programs' development messages on to the log.
+async fn pass_on(mut logger: Logger) {
+    while let Ok(mut guard) = logger.readable_mut().await {
+        guard.get_inner_mut().flush();
+        guard.clear_ready();
     }
 }
 

@@ -87,7 +87,7 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 fn dispatch(verb: Verb) -> Result<()> {
     match verb {
-        Verb::Run(args) => run::run(*args),
+        Verb::Run(args) => run::run(&args),
         Verb::Flows(args) => flows::flows(&args),
         Verb::Detach(args) => flows::detach(&args),
         Verb::Inspect(args) => {

@@ -100,7 +100,7 @@ impl RunArgs {
 }
 
 /// Attaches to every interface, or to none, and runs.
-pub(super) fn run(args: RunArgs) -> Result<()> {
+pub(super) fn run(args: &RunArgs) -> Result<()> {
     let file = args.config.as_deref().map(FileConfig::load).transpose()?.unwrap_or_default();
     let mut plans = Vec::new();
     for (i, name) in args.ifaces.iter().enumerate() {

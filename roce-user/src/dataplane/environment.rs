@@ -40,7 +40,7 @@ pub fn check(bpffs: &Path) -> Result<()> {
             bpffs.display()
         );
     };
-    if fs.filesystem_type().0 as i64 != BPF_FS_MAGIC {
+    if fs.filesystem_type().0 != BPF_FS_MAGIC {
         bail!("no BPF filesystem at {0}: mount -t bpf bpf {0}", bpffs.display());
     }
     Ok(())
