@@ -198,6 +198,7 @@ mod tests {
         assert!(!leaving.may_go(cell(11, 0), at(380)));
         assert!(!leaving.may_go(cell(11, at(500).0), at(400)), "a packet still waits for its time");
         assert!(leaving.may_go(cell(11, at(500).0), at(501)));
-        assert!(Leaving::NEW.may_go(None, at(0)), "there is none");
+        let mut fresh = Leaving::NEW;
+        assert!(fresh.may_go(None, at(0)), "there is none");
     }
 }
