@@ -144,7 +144,9 @@ impl Agent {
         options.config.pacer = pacer.kind() as u32;
         attachment.maps.set_config(options.config)?;
 
-        let mut core = Core::new(s.core());
+        let mut core = s.core();
+        core.limiters = pacer.capacity();
+        let mut core = Core::new(core);
         let locals = local_addresses()?;
         for local in &locals {
             core.add_local(*local);

@@ -30,10 +30,14 @@ use crate::{
 const HEARTBEAT: Duration = Duration::from_millis(50);
 /// How often flows are walked, reported and aged.
 const REPORT: Duration = Duration::from_secs(1);
-/// Telemetry events taken before CNPs are looked at again.
+/// Events taken from a ring before everything else is looked at again.
 const BATCH: usize = 256;
 /// A flow that was silent for this long is forgotten.
 const FLOW_IDLE: Nanos = Nanos(60 * Nanos::SECOND.0);
+/// Flows of fewer packets than this are forgotten sooner: a flood of forged ones must not hold the table.
+const FEW_PACKETS: u64 = 4;
+/// How soon.
+const FEW_IDLE: Nanos = Nanos(5 * Nanos::SECOND.0);
 /// With more flows than this the table is walked every tenth time only.
 const MANY_FLOWS: usize = 16_384;
 
@@ -58,16 +62,16 @@ impl Agent {
     }
 
     fn close(mut self) -> Result<()> {
-        // From here on nobody is paced, whatever happens to what follows.
-        let quiet = if self.plan.keep { Ok(()) } else { self.attachment.maps.beat(0) };
         if self.plan.keep {
-            return quiet;
+            // Without a heartbeat nobody is paced after the failsafe time.
+            return Ok(());
         }
         let gone =
             !matches!(Netlink::open()?.links(), Ok(links) if links.iter().any(|l| l.index == self.plan.link.index));
         let paced = if gone { Ok(()) } else { self.pacer.close(&mut self.attachment.maps) };
+        let quiet = self.attachment.maps.beat(0);
         let detached = self.attachment.detach();
-        quiet.and(paced).and(detached)
+        paced.and(quiet).and(detached)
     }
 
     async fn drive(&mut self, output: &Rc<RefCell<Output>>, stop: &mut watch::Receiver<bool>) -> Result<()> {
@@ -79,29 +83,36 @@ impl Agent {
         let mut round = 0u64;
         let mut commands = Vec::new();
         loop {
+            // No flood of events keeps the controller from its timers or the programs from their heartbeat: both come
+            // first, and every ring is left after a batch.
             let now = monotonic();
+            if self.core.next_deadline().is_some_and(|d| d <= now) {
+                let maps = &self.attachment.maps;
+                self.core.advance(now, |_, key| maps.pace(*key).map(|cell| cell.bytes), &mut commands);
+                self.carry_out(&mut commands, output)?;
+            }
             let wake =
                 self.core.next_deadline().map_or(HEARTBEAT, |d| Duration::from_nanos(d.since(now).0)).min(HEARTBEAT);
             tokio::select! {
                 biased;
                 _ = stop.changed() => return Ok(()),
-                ready = self.cnp_ring.readable_mut() => {
-                    let mut guard = ready.context("cannot wait for CNPs")?;
-                    let now = monotonic();
-                    while let Some(event) = next(guard.get_inner_mut()) {
-                        self.core.on_event(&event, now, &mut commands);
-                    }
-                    guard.clear_ready();
-                }
-                () = time::sleep(wake) => {
-                    let maps = &self.attachment.maps;
-                    self.core.advance(monotonic(), |_, key| maps.pace(*key).map(|cell| cell.bytes), &mut commands);
-                }
                 _ = beat.tick() => {
                     let now = monotonic();
                     self.attachment.maps.beat(now.0)?;
                     self.pacer.poll(&mut self.attachment.maps, now)?;
                 }
+                ready = self.cnp_ring.readable_mut() => {
+                    let mut guard = ready.context("cannot wait for CNPs")?;
+                    let now = monotonic();
+                    for _ in 0..BATCH {
+                        let Some(event) = next(guard.get_inner_mut()) else {
+                            guard.clear_ready();
+                            break;
+                        };
+                        self.core.on_event(&event, now, &mut commands);
+                    }
+                }
+                () = time::sleep(wake) => {}
                 _ = report.tick() => {
                     round += 1;
                     self.check_interface()?;
@@ -114,13 +125,11 @@ impl Agent {
                 ready = self.telemetry.readable_mut() => {
                     let mut guard = ready.context("cannot wait for telemetry")?;
                     let now = monotonic();
-                    let mut taken = 0;
-                    while taken < BATCH {
+                    for _ in 0..BATCH {
                         let Some(event) = next(guard.get_inner_mut()) else {
                             guard.clear_ready();
                             break;
                         };
-                        taken += 1;
                         self.core.on_event(&event, now, &mut commands);
                         if is_news(&event) {
                             output.borrow_mut().event(&self.plan.link.name, &event)?;
@@ -128,14 +137,20 @@ impl Agent {
                     }
                 }
             }
-            for command in commands.drain(..) {
-                let line = self.plan.settings.link_rate;
-                let notice = carry_out(command, &mut self.attachment.maps, self.pacer.as_mut(), line)?;
-                if let Some(text) = notice {
-                    output.borrow_mut().notice(&self.plan.link.name, &text)?;
-                }
+            self.carry_out(&mut commands, output)?;
+        }
+    }
+
+    /// Carries out what the controller decided.
+    fn carry_out(&mut self, commands: &mut Vec<Command>, output: &Rc<RefCell<Output>>) -> Result<()> {
+        for command in commands.drain(..) {
+            let line = self.plan.settings.link_rate;
+            let notice = carry_out(command, &mut self.attachment.maps, self.pacer.as_mut(), line)?;
+            if let Some(text) = notice {
+                output.borrow_mut().notice(&self.plan.link.name, &text)?;
             }
         }
+        Ok(())
     }
 
     /// A deleted interface ends the agent; a renamed one is followed.
@@ -191,7 +206,8 @@ impl Agent {
         let now = monotonic();
         let flows = self.attachment.maps.flows();
         for (key, flow) in &flows {
-            if now.since(Nanos(flow.last_seen_ns)) > FLOW_IDLE {
+            let idle = if flow.packets < FEW_PACKETS { FEW_IDLE } else { FLOW_IDLE };
+            if now.since(Nanos(flow.last_seen_ns)) > idle {
                 self.attachment.maps.remove_flow(key)?;
             } else if key.space() == Space::Request && flow.packets != 0 {
                 self.core.on_flow(

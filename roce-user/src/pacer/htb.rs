@@ -17,7 +17,7 @@ use roce_common::{
     units::{Nanos, Rate},
 };
 
-use super::{Leaving, Pacer, ROOT_HANDLE, refuse_foreign, remove_root};
+use super::{Leaving, Pacer, ROOT_HANDLE, drain, refuse_foreign, remove_root};
 use crate::{
     config,
     dataplane::{Maps, QDISC_MAJOR},
@@ -149,6 +149,10 @@ impl Pacer for Htb {
         abi::Pacer::Htb
     }
 
+    fn capacity(&self) -> usize {
+        usize::from(MAX_CLASSES)
+    }
+
     fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()> {
         let bytes_per_sec = rate.bytes_per_sec().max(1);
         let burst = self.burst(rate);
@@ -227,11 +231,12 @@ impl Pacer for Htb {
     }
 
     fn close(&mut self, maps: &mut Maps) -> Result<()> {
+        // What waits leaves first: a packet that is steered past its class would overtake it.
+        drain(&mut self.netlink, self.link.index)?;
         for (key, _) in maps.rates() {
             maps.clear_rate(key)?;
         }
         self.classes.clear();
-        // The filter goes first: what comes now is sent at once, behind what drains.
         drop(self.filter.take());
         remove_root(&mut self.netlink, self.link.index)
     }

@@ -63,6 +63,11 @@ pub trait Pacer {
     /// What the egress program has to do for it.
     fn kind(&self) -> abi::Pacer;
 
+    /// Most limiters it can hold.
+    fn capacity(&self) -> usize {
+        abi::MAX_RATES as usize
+    }
+
     /// Paces the packets of `key` at `rate`, frame bytes per second.
     ///
     /// # Errors
@@ -162,21 +167,17 @@ pub fn remove_root(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
 /// Opens every class of ours and waits, at most a second, until nothing waits in them.
 fn drain(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
     const FULL_SPEED: u64 = 12_500_000_000;
-    let busy = |netlink: &mut Netlink| -> Result<Vec<TcHandle>> {
-        Ok(netlink
-            .classes(ifindex)?
-            .into_iter()
-            .filter(|c| c.handle.major == QDISC_MAJOR && c.backlog_packets != 0)
-            .map(|c| c.handle)
-            .collect())
+    let ours = |netlink: &mut Netlink| -> Result<Vec<Qdisc>> {
+        let classes = netlink.classes(ifindex)?;
+        Ok(classes.into_iter().filter(|c| c.handle.major == QDISC_MAJOR && c.handle.minor != 0).collect())
     };
-    for class in busy(netlink)? {
+    for class in ours(netlink)? {
         netlink
-            .set_htb_class(ifindex, class, ROOT_HANDLE, FULL_SPEED, 1 << 20, false)
+            .set_htb_class(ifindex, class.handle, ROOT_HANDLE, FULL_SPEED, 1 << 20, false)
             .context("cannot open a class")?;
     }
     for _ in 0..100 {
-        if busy(netlink)?.is_empty() {
+        if ours(netlink)?.iter().all(|c| c.backlog_packets == 0) {
             break;
         }
         thread::sleep(Duration::from_millis(10));
