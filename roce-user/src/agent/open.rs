@@ -115,7 +115,7 @@ impl Agent {
     /// What is missing, in the way or refused, with what to do about it.
     pub fn open(plan: Plan) -> Result<Self> {
         let s = &plan.settings;
-        let mut options = Options {
+        let options = Options {
             link: plan.link.clone(),
             bpffs: s.bpffs.clone(),
             ingress: plan.ingress.into(),
@@ -131,16 +131,8 @@ impl Agent {
             attachment.keep();
         }
         let logger = start_logger(&mut attachment);
-        let (pacer, pacer_reason) = if pacing {
-            open_pacer(&plan.link, s.pacer, &mut attachment)?
-        } else {
-            let reason = (s.role != config::Role::Host).then(|| format!("role {} paces nothing", s.role));
-            (Box::new(pacer::Off) as Box<dyn Pacer>, reason)
-        };
-        options.config = attachment.maps.config()?;
-        options.config.pacer = pacer.kind() as u32;
-        attachment.maps.set_config(options.config)?;
-
+        let cnp_ring = ring(&mut attachment, "CNP_RING")?;
+        let telemetry = ring(&mut attachment, "TELEMETRY")?;
         let mut core = Core::new(s.core());
         let locals = local_addresses()?;
         for local in &locals {
@@ -148,8 +140,21 @@ impl Agent {
         }
         attachment.maps.set_local(&locals)?;
         attachment.maps.beat(super::monotonic().0)?;
-        let cnp_ring = ring(&mut attachment, "CNP_RING")?;
-        let telemetry = ring(&mut attachment, "TELEMETRY")?;
+        // The pacer comes last: unlike programs and pins its qdisc does not go when a later step fails.
+        let (mut pacer, pacer_reason) = if pacing {
+            open_pacer(&plan.link, s.pacer, &mut attachment)?
+        } else {
+            let reason = (s.role != config::Role::Host).then(|| format!("role {} paces nothing", s.role));
+            (Box::new(pacer::Off) as Box<dyn Pacer>, reason)
+        };
+        let ready = attachment.maps.config().and_then(|mut config| {
+            config.pacer = pacer.kind() as u32;
+            attachment.maps.set_config(config)
+        });
+        if let Err(error) = ready {
+            pacer.close(&mut attachment.maps)?;
+            return Err(error);
+        }
         Ok(Self {
             plan,
             attachment,

@@ -17,7 +17,7 @@ use roce_common::{
     units::{Nanos, Rate},
 };
 
-use super::{Leaving, Pacer, ROOT_HANDLE, refuse_foreign, remove_root};
+use super::{Leaving, Pacer, ROOT_HANDLE, drain, refuse_foreign, remove_root};
 use crate::{
     config,
     dataplane::{Maps, QDISC_MAJOR},
@@ -227,11 +227,13 @@ impl Pacer for Htb {
     }
 
     fn close(&mut self, maps: &mut Maps) -> Result<()> {
+        // The classes open while packets are still steered to them: what HTB sends without a class overtakes what waits
+        // in one, and the receiver takes that for loss.
+        drain(&mut self.netlink, self.link.index)?;
         for (key, _) in maps.rates() {
             maps.clear_rate(key)?;
         }
         self.classes.clear();
-        // The filter goes first: what comes now is sent at once, behind what drains.
         drop(self.filter.take());
         remove_root(&mut self.netlink, self.link.index)
     }

@@ -30,6 +30,9 @@ use crate::{
 /// Handle of our root qdisc.
 pub const ROOT_HANDLE: TcHandle = TcHandle { major: QDISC_MAJOR, minor: 0 };
 
+/// A rate that holds nothing back, bytes per second.
+const FULL_SPEED: u64 = 12_500_000_000;
+
 /// A limiter at line rate goes once its queue pair has sent nothing for this long. A packet past a limiter would overtake
 /// those that still wait in it, and the receiver would take that for loss.
 const IDLE: Nanos = Nanos::from_millis(200);
@@ -159,24 +162,15 @@ pub fn remove_root(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
     }
 }
 
-/// Opens every class of ours and waits, at most a second, until nothing waits in them.
+/// Opens every class of ours and waits, at most a second, until nothing waits in the root qdisc.
 fn drain(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
-    const FULL_SPEED: u64 = 12_500_000_000;
-    let busy = |netlink: &mut Netlink| -> Result<Vec<TcHandle>> {
-        Ok(netlink
-            .classes(ifindex)?
-            .into_iter()
-            .filter(|c| c.handle.major == QDISC_MAJOR && c.backlog_packets != 0)
-            .map(|c| c.handle)
-            .collect())
-    };
-    for class in busy(netlink)? {
+    for class in netlink.classes(ifindex)?.into_iter().filter(|c| c.handle.major == QDISC_MAJOR) {
         netlink
-            .set_htb_class(ifindex, class, ROOT_HANDLE, FULL_SPEED, 1 << 20, false)
+            .set_htb_class(ifindex, class.handle, ROOT_HANDLE, FULL_SPEED, 1 << 20, false)
             .context("cannot open a class")?;
     }
     for _ in 0..100 {
-        if busy(netlink)?.is_empty() {
+        if netlink.root_qdisc(ifindex)?.is_none_or(|q| q.backlog_packets == 0) {
             break;
         }
         thread::sleep(Duration::from_millis(10));
