@@ -39,9 +39,6 @@ pub struct Plan {
     pub keep: bool,
 }
 
-/// Development messages of the BPF programs, waiting to be written to the log.
-pub(super) type Logger = AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>;
-
 /// An attached interface with its controller.
 pub struct Agent {
     pub(super) plan: Plan,
@@ -56,7 +53,7 @@ pub struct Agent {
     /// Packets and bytes of each flow at the last report, for rates.
     pub(super) last_bytes: HashMap<FlowKey, u64>,
     pub(super) cnp_ring_full: u64,
-    pub(super) logger: Option<Logger>,
+    _logger: Option<AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>>,
 }
 
 /// The link rate the driver reports.
@@ -118,7 +115,7 @@ impl Agent {
     /// What is missing, in the way or refused, with what to do about it.
     pub fn open(plan: Plan) -> Result<Self> {
         let s = &plan.settings;
-        let mut options = Options {
+        let options = Options {
             link: plan.link.clone(),
             bpffs: s.bpffs.clone(),
             ingress: plan.ingress.into(),
@@ -134,27 +131,32 @@ impl Agent {
             attachment.keep();
         }
         let logger = start_logger(&mut attachment);
-        let (pacer, pacer_reason) = if pacing {
+        let cnp_ring = ring(&mut attachment, "CNP_RING")?;
+        let telemetry = ring(&mut attachment, "TELEMETRY")?;
+        let locals = local_addresses()?;
+        attachment.maps.set_local(&locals)?;
+        attachment.maps.beat(super::monotonic().0)?;
+        // The pacer comes last: unlike programs and pins its qdisc does not go when a later step fails.
+        let (mut pacer, pacer_reason) = if pacing {
             open_pacer(&plan.link, s.pacer, &mut attachment)?
         } else {
             let reason = (s.role != config::Role::Host).then(|| format!("role {} paces nothing", s.role));
             (Box::new(pacer::Off) as Box<dyn Pacer>, reason)
         };
-        options.config = attachment.maps.config()?;
-        options.config.pacer = pacer.kind() as u32;
-        attachment.maps.set_config(options.config)?;
-
+        let ready = attachment.maps.config().and_then(|mut config| {
+            config.pacer = pacer.kind() as u32;
+            attachment.maps.set_config(config)
+        });
+        if let Err(error) = ready {
+            pacer.close(&mut attachment.maps)?;
+            return Err(error);
+        }
         let mut core = s.core();
         core.limiters = pacer.capacity();
         let mut core = Core::new(core);
-        let locals = local_addresses()?;
         for local in &locals {
             core.add_local(*local);
         }
-        attachment.maps.set_local(&locals)?;
-        attachment.maps.beat(super::monotonic().0)?;
-        let cnp_ring = ring(&mut attachment, "CNP_RING")?;
-        let telemetry = ring(&mut attachment, "TELEMETRY")?;
         Ok(Self {
             plan,
             attachment,
@@ -166,7 +168,7 @@ impl Agent {
             locals,
             last_bytes: HashMap::new(),
             cnp_ring_full: 0,
-            logger,
+            _logger: logger,
         })
     }
 
@@ -193,7 +195,7 @@ fn wait_on<T: AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
 }
 
 /// Development messages of the BPF programs go to the log; they are not needed for anything else.
-fn start_logger(attachment: &mut Attachment) -> Option<Logger> {
+fn start_logger(attachment: &mut Attachment) -> Option<AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>> {
     match aya_log::EbpfLogger::init(&mut attachment.ebpf) {
         Ok(logger) => wait_on(logger).ok(),
         Err(error) => {

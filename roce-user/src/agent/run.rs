@@ -61,13 +61,18 @@ impl Agent {
         result.and(report).and(closed)
     }
 
-    fn close(mut self) -> Result<()> {
+    /// Detaches and restores the interface, unless told to keep everything.
+    ///
+    /// # Errors
+    /// What could not be removed; the rest is.
+    pub fn close(mut self) -> Result<()> {
         if self.plan.keep {
             // Without a heartbeat nobody is paced after the failsafe time.
             return Ok(());
         }
         let gone =
             !matches!(Netlink::open()?.links(), Ok(links) if links.iter().any(|l| l.index == self.plan.link.index));
+        // What the limiters hold leaves first, in order, for at most a second. Should that hang, the failsafe frees it.
         let paced = if gone { Ok(()) } else { self.pacer.close(&mut self.attachment.maps) };
         let quiet = self.attachment.maps.beat(0);
         let detached = self.attachment.detach();

@@ -121,9 +121,20 @@ async fn attach_and_run(plans: Vec<Plan>, json: bool, duration: Option<Duration>
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;
     let mut hangup = signal(SignalKind::hangup()).context("cannot catch SIGHUP")?;
-    let mut agents = Vec::new();
+    let mut agents: Vec<Agent> = Vec::new();
     for plan in plans {
-        agents.push(Agent::open(plan)?);
+        match Agent::open(plan) {
+            Ok(agent) => agents.push(agent),
+            // To every interface, or to none.
+            Err(error) => {
+                for agent in agents {
+                    if let Err(error) = agent.close() {
+                        log::error!("{error:#}");
+                    }
+                }
+                return Err(error);
+            }
+        }
     }
     let output = Rc::new(RefCell::new(Output::new(json)));
     let (stop, stopped) = watch::channel(false);

@@ -8,7 +8,7 @@ use roce_common::{
     units::{Nanos, Rate},
 };
 
-use super::{Leaving, Pacer, ROOT_HANDLE, is_default, is_ours, refuse_foreign, remove_root};
+use super::{FULL_SPEED, Leaving, Pacer, ROOT_HANDLE, drain, is_default, is_ours, refuse_foreign, remove_root};
 use crate::{
     config,
     dataplane::Maps,
@@ -84,11 +84,18 @@ impl Pacer for Edt {
     }
 
     fn close(&mut self, maps: &mut Maps) -> Result<()> {
-        for (key, _) in maps.rates() {
+        let mut netlink = Netlink::open()?;
+        // Packets without a departure time would overtake those that wait for theirs.
+        let rates = maps.rates();
+        for (key, _) in &rates {
+            maps.set_rate(*key, RateValue { bytes_per_sec: FULL_SPEED, ..RateValue::default() })?;
+        }
+        drain(&mut netlink, self.ifindex)?;
+        for (key, _) in rates {
             maps.clear_rate(key)?;
         }
         if self.made_root {
-            remove_root(&mut Netlink::open()?, self.ifindex)?;
+            remove_root(&mut netlink, self.ifindex)?;
         }
         Ok(())
     }

@@ -231,7 +231,8 @@ impl Pacer for Htb {
     }
 
     fn close(&mut self, maps: &mut Maps) -> Result<()> {
-        // What waits leaves first: a packet that is steered past its class would overtake it.
+        // The classes open while packets are still steered to them: what HTB sends without a class overtakes what waits
+        // in one, and the receiver takes that for loss.
         drain(&mut self.netlink, self.link.index)?;
         for (key, _) in maps.rates() {
             maps.clear_rate(key)?;

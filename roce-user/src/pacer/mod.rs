@@ -30,6 +30,9 @@ use crate::{
 /// Handle of our root qdisc.
 pub const ROOT_HANDLE: TcHandle = TcHandle { major: QDISC_MAJOR, minor: 0 };
 
+/// A rate that holds nothing back, bytes per second.
+const FULL_SPEED: u64 = 12_500_000_000;
+
 /// A limiter at line rate goes once its queue pair has sent nothing for this long. A packet past a limiter would overtake
 /// those that still wait in it, and the receiver would take that for loss.
 const IDLE: Nanos = Nanos::from_millis(200);
@@ -164,20 +167,15 @@ pub fn remove_root(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
     }
 }
 
-/// Opens every class of ours and waits, at most a second, until nothing waits in them.
+/// Opens every class of ours and waits, at most a second, until nothing waits in the root qdisc.
 fn drain(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
-    const FULL_SPEED: u64 = 12_500_000_000;
-    let ours = |netlink: &mut Netlink| -> Result<Vec<Qdisc>> {
-        let classes = netlink.classes(ifindex)?;
-        Ok(classes.into_iter().filter(|c| c.handle.major == QDISC_MAJOR && c.handle.minor != 0).collect())
-    };
-    for class in ours(netlink)? {
+    for class in netlink.classes(ifindex)?.into_iter().filter(|c| c.handle.major == QDISC_MAJOR) {
         netlink
             .set_htb_class(ifindex, class.handle, ROOT_HANDLE, FULL_SPEED, 1 << 20, false)
             .context("cannot open a class")?;
     }
     for _ in 0..100 {
-        if ours(netlink)?.iter().all(|c| c.backlog_packets == 0) {
+        if netlink.root_qdisc(ifindex)?.is_none_or(|q| q.backlog_packets == 0) {
             break;
         }
         thread::sleep(Duration::from_millis(10));
@@ -193,13 +191,12 @@ mod tests {
     fn a_limiter_goes_only_after_a_pause() {
         let cell = |packets, next_ns| Some(PaceCell { packets, next_ns, bytes: 0 });
         let mut leaving = Leaving::NEW;
-        let at = |ms: u64| Nanos::from_millis(1_000 + ms);
+        let at = |ms| Nanos::from_millis(1_000 + ms);
         assert!(!leaving.may_go(cell(10, 0), at(0)), "the first look starts the clock");
         assert!(!leaving.may_go(cell(11, 0), at(190)), "it sent");
         assert!(!leaving.may_go(cell(11, 0), at(380)));
         assert!(!leaving.may_go(cell(11, at(500).0), at(400)), "a packet still waits for its time");
         assert!(leaving.may_go(cell(11, at(500).0), at(501)));
-        let mut fresh = Leaving::NEW;
-        assert!(fresh.may_go(None, at(0)), "there is none");
+        assert!(Leaving::NEW.may_go(None, at(0)), "there is none");
     }
 }

@@ -4,6 +4,7 @@
 
 mod config;
 mod connect;
+mod flood;
 mod host;
 pub mod memory;
 mod opcodes;
@@ -17,6 +18,7 @@ mod tests;
 
 pub use config::{MAX_READS, MAX_UNASKED, Message, Op, QpConfig, Rnr, Traffic, WINDOW, ack_timeout, rnr_time};
 pub use connect::{Connection, connect};
+pub use flood::CnpFlood;
 pub use host::{Clock, Host, HostStats, Lose, QpHandle};
 pub use qp::Qp;
 pub use socket::{Receiver, Sender, Sent};

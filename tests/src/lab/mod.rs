@@ -6,9 +6,13 @@ mod netns;
 mod order;
 mod qdisc;
 pub mod signals;
+mod tap;
 mod topology;
+mod traces;
 
 pub use link::{Port, connect, format_mac, interface_index, offloads_off, wait_up};
 pub use netns::{Netns, privileged};
 pub use qdisc::{QueueReader, QueueStats, QueueSummary, Sampler};
+pub use tap::{Place, Tap};
 pub use topology::{Bottleneck, HostPort, LEAF, Pair, Star, mtu_for, shape, transit};
+pub use traces::{Traces, roce, run_roce};
