@@ -19,7 +19,7 @@ pub use config::{MAX_READS, MAX_UNASKED, Message, Op, QpConfig, Rnr, Traffic, WI
 pub use connect::{Connection, connect};
 pub use host::{Clock, Host, HostStats, Lose, QpHandle};
 pub use qp::Qp;
-pub use socket::{Receiver, Sender, Sent};
+pub use socket::{Receiver, Sender, Sent, Tap};
 pub use stats::{QpStats, SLOT, Series, jain};
 
 use roce_common::wire::Packet;
