@@ -95,6 +95,8 @@ pub struct QpConfig {
     pub pmtu: u16,
     /// ToS or traffic class of everything we send.
     pub tos: u8,
+    /// UDP source port of everything we send; `None` = by the kernel's rule.
+    pub src_port: Option<u16>,
     /// First PSN of our send queue.
     pub send_psn: Psn,
     /// First PSN of the peer's send queue.

@@ -29,6 +29,8 @@ pub struct Connection {
     pub pmtu: u16,
     /// ToS of both ends.
     pub tos: u8,
+    /// UDP source port of both ends, where it does not follow the kernel's rule.
+    pub src_port: Option<u16>,
     /// ACK timeout of both ends.
     pub timeout: Duration,
     /// RNR injection at the first host.
@@ -51,6 +53,7 @@ impl Default for Connection {
             ipv6: false,
             pmtu: 1024,
             tos: 0,
+            src_port: None,
             timeout: ack_timeout(14),
             rnr_a: None,
             rnr_b: None,
@@ -72,6 +75,7 @@ impl Connection {
             next_hop_mac: a.next_hop_mac,
             pmtu: self.pmtu,
             tos: self.tos,
+            src_port: self.src_port,
             send_psn: Psn::new(self.psn_a),
             recv_psn: Psn::new(self.psn_b),
             timeout: self.timeout,

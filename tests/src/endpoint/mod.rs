@@ -21,7 +21,7 @@ pub use connect::{Connection, connect};
 pub use flood::CnpFlood;
 pub use host::{Clock, Host, HostStats, Lose, QpHandle};
 pub use qp::Qp;
-pub use socket::{Receiver, Sender, Sent};
+pub use socket::{Receiver, Sender, Sent, Tap};
 pub use stats::{QpStats, SLOT, Series, jain};
 
 use roce_common::wire::Packet;

@@ -55,7 +55,7 @@ impl Qp {
             tos: cfg.tos,
             ttl: TTL,
             ip_id: cfg.local_qpn.get() as u16,
-            src_port: wire::source_port(cfg.local_qpn, cfg.remote_qpn),
+            src_port: cfg.src_port.unwrap_or_else(|| wire::source_port(cfg.local_qpn, cfg.remote_qpn)),
         };
         let pattern = (0..usize::from(cfg.pmtu) + 256).map(|i| i as u8).collect();
         Self {

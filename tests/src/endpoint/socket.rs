@@ -15,6 +15,14 @@ const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 /// Receive buffer: an endpoint must never be the one that loses packets.
 const RECEIVE_BUFFER: libc::c_int = 16 << 20;
 
+/// Receive buffer of a [`Tap`], which sees everything.
+const TAP_BUFFER: libc::c_int = 128 << 20;
+/// Longest wait of [`Tap::next`].
+const TAP_WAIT: Duration = Duration::from_millis(50);
+/// Time stamp of the last frame received (`SIOCGSTAMPNS_OLD` of asm-generic/sockios.h).
+const SIOCGSTAMPNS: libc::c_ulong = 0x8907;
+
+const ETH_P_ALL: u16 = 0x0003;
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
 
@@ -189,24 +197,77 @@ impl Receiver {
     /// # Errors
     /// Never in practice.
     pub fn dropped(&self) -> io::Result<u32> {
-        let mut sum = 0;
-        for fd in [&self.v4, &self.v6] {
-            let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
-            let mut len = size_of_val(&stats) as libc::socklen_t;
-            // SAFETY: the pointer and the length describe `stats`, which outlives the call.
-            let done = unsafe {
-                libc::getsockopt(
-                    fd.as_raw_fd(),
-                    libc::SOL_PACKET,
-                    libc::PACKET_STATISTICS,
-                    (&raw mut stats).cast(),
-                    &raw mut len,
-                )
-            };
-            Errno::result(done)?;
-            sum += stats.tp_drops;
+        Ok(drops(&self.v4)? + drops(&self.v6)?)
+    }
+}
+
+/// Frames that `fd`, a packet socket, had to drop since the last call.
+fn drops(fd: &OwnedFd) -> io::Result<u32> {
+    let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+    let mut len = size_of_val(&stats) as libc::socklen_t;
+    // SAFETY: the pointer and the length describe `stats`, which outlives the call.
+    let done = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            (&raw mut stats).cast(),
+            &raw mut len,
+        )
+    };
+    Errno::result(done)?;
+    Ok(stats.tp_drops)
+}
+
+/// Receives every frame of an interface, both ways: what arrives before tc sees it, what leaves behind the qdisc.
+#[derive(Debug)]
+pub struct Tap(OwnedFd);
+
+impl Tap {
+    /// On interface `index`, in the namespace of the calling thread.
+    ///
+    /// # Errors
+    /// Without CAP_NET_RAW or where there is no such interface.
+    pub fn open(index: u32) -> io::Result<Self> {
+        let fd = socket(libc::AF_PACKET, libc::SOCK_RAW, 0)?;
+        let wait = libc::timeval { tv_sec: 0, tv_usec: TAP_WAIT.as_micros() as libc::suseconds_t };
+        set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait)?;
+        set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &TAP_BUFFER)?;
+        let tap = Self(fd);
+        // The first question switches time stamps on; there is nothing to answer it with yet.
+        let _ = tap.stamp();
+        bind_packet(tap.0.as_raw_fd(), ETH_P_ALL, index)?;
+        Ok(tap)
+    }
+
+    /// The next frame's length and when the kernel saw it; `None` where none came for a while.
+    ///
+    /// # Errors
+    /// When the interface is gone.
+    pub fn next(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, Duration)>> {
+        // SAFETY: the pointer and the length describe `buffer`, which outlives the call.
+        let n = unsafe { libc::recv(self.0.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        match Errno::result(n) {
+            Ok(n) => Ok(Some((n as usize, self.stamp()?))),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+            Err(e) => Err(e.into()),
         }
-        Ok(sum)
+    }
+
+    /// Frames dropped because the buffer was full, since the last call.
+    ///
+    /// # Errors
+    /// Never in practice.
+    pub fn dropped(&self) -> io::Result<u32> {
+        drops(&self.0)
+    }
+
+    fn stamp(&self) -> io::Result<Duration> {
+        let mut at = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the request writes a timespec, which outlives the call.
+        let done = unsafe { libc::ioctl(self.0.as_raw_fd(), SIOCGSTAMPNS, &raw mut at) };
+        Errno::result(done)?;
+        Ok(Duration::new(at.tv_sec as u64, at.tv_nsec as u32))
     }
 }
 

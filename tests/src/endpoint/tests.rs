@@ -21,6 +21,7 @@ fn pair(traffic: Traffic, start: u32, rnr: Option<Rnr>) -> (Qp, Qp) {
         next_hop_mac: [2, 0, 0, 0, 0, 2],
         pmtu: 256,
         tos: 0,
+        src_port: None,
         send_psn: Psn::new(start),
         recv_psn: Psn::new(7),
         timeout: Duration::from_millis(67),

@@ -31,6 +31,9 @@ impl Agents {
                 ["--link-rate", &options.link.to_string(), "--pacer", pacer].iter().map(|s| (*s).to_owned()).collect();
             // A bound, should we be killed: far beyond the pass itself.
             args.extend(["--duration".into(), (options.time.as_secs() + 120).to_string()]);
+            if let Some(ingress) = &options.ingress {
+                args.extend(["--ingress".into(), ingress.clone()]);
+            }
             AgentProcess::start(program, ns, iface, role, &args)
         };
         let (host, pacer) = if with { (AgentRole::Host, "htb") } else { (AgentRole::Observe, "off") };

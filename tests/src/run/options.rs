@@ -37,6 +37,9 @@ pub struct RunArgs {
     /// Run the traffic over IPv6
     #[arg(long)]
     pub ipv6: bool,
+    /// Which hook of the agents does the ingress work: xdp, xdp-generic or tc [default: the agent's choice]
+    #[arg(long, value_name = "HOOK")]
+    pub ingress: Option<String>,
     /// End with one JSON object as the last line on stdout
     #[arg(long)]
     pub json: bool,
@@ -73,6 +76,8 @@ pub struct Options {
     pub timeout: Duration,
     /// Traffic over IPv6.
     pub ipv6: bool,
+    /// The agents' ingress hook, where it is not their own choice.
+    pub ingress: Option<String>,
     /// JSON at the end.
     pub json: bool,
     /// The dataplane.
@@ -105,12 +110,16 @@ impl RunArgs {
             Some(t) => ack_timeout(number("--timeout", t, 8, 24)? as u32),
             None => default_timeout(flows, queue, pmtu, link),
         };
+        if let Some(other) = self.ingress.as_deref().filter(|i| !["xdp", "xdp-generic", "tc"].contains(i)) {
+            return Err(format!("--ingress {other}: must be xdp, xdp-generic or tc"));
+        }
         let agent = match self.roce.as_deref() {
             Some("none") => Agent::None,
             Some(path) => Agent::Program(existing(path.into())?),
             None => Agent::Program(existing(beside_us())?),
         };
-        Ok(Options { senders, qps, link, queue, time, pmtu, timeout, ipv6: self.ipv6, json: self.json, agent })
+        let (ipv6, ingress, json) = (self.ipv6, self.ingress.clone(), self.json);
+        Ok(Options { senders, qps, link, queue, time, pmtu, timeout, ipv6, ingress, json, agent })
     }
 }
 
@@ -186,6 +195,7 @@ mod tests {
             pmtu: "1024".into(),
             timeout: None,
             ipv6: false,
+            ingress: None,
             json: false,
             roce: Some("none".into()),
         }
@@ -196,13 +206,14 @@ mod tests {
         let o = args().check().unwrap();
         assert_eq!((o.link, o.frame(), o.timeout), (100_000_000, 1082, ack_timeout(15)));
         type Change = fn(&mut RunArgs, String);
-        let fields: [(&str, Change, &[&str]); 6] = [
+        let fields: [(&str, Change, &[&str]); 7] = [
             ("--senders", |a, v| a.senders = v, &["0", "-1", "65", "x", "1.5", ""]),
             ("--qps", |a, v| a.qps = v, &["0", "1000000"]),
             ("--link", |a, v| a.link = v, &["0", "1", "-5m", "100t", "1000g"]),
             ("--queue", |a, v| a.queue = v, &["0", "99999999999999999999"]),
             ("--time", |a, v| a.time = v, &["0", "-1", "nan", "inf", "1e9", "soon"]),
             ("--pmtu", |a, v| a.pmtu = v, &["0", "1000", "8192"]),
+            ("--ingress", |a, v| a.ingress = Some(v), &["", "clsact"]),
         ];
         for (name, set, values) in fields {
             for value in values {
