@@ -39,6 +39,9 @@ pub struct Plan {
     pub keep: bool,
 }
 
+/// Development messages of the BPF programs, waiting to be written to the log.
+pub(super) type Logger = AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>;
+
 /// An attached interface with its controller.
 pub struct Agent {
     pub(super) plan: Plan,
@@ -53,7 +56,7 @@ pub struct Agent {
     /// Packets and bytes of each flow at the last report, for rates.
     pub(super) last_bytes: HashMap<FlowKey, u64>,
     pub(super) cnp_ring_full: u64,
-    _logger: Option<AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>>,
+    pub(super) logger: Option<Logger>,
 }
 
 /// The link rate the driver reports.
@@ -168,7 +171,7 @@ impl Agent {
             locals,
             last_bytes: HashMap::new(),
             cnp_ring_full: 0,
-            _logger: logger,
+            logger,
         })
     }
 
@@ -195,7 +198,7 @@ fn wait_on<T: AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
 }
 
 /// Development messages of the BPF programs go to the log; they are not needed for anything else.
-fn start_logger(attachment: &mut Attachment) -> Option<AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>> {
+fn start_logger(attachment: &mut Attachment) -> Option<Logger> {
     match aya_log::EbpfLogger::init(&mut attachment.ebpf) {
         Ok(logger) => wait_on(logger).ok(),
         Err(error) => {

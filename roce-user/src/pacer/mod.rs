@@ -191,12 +191,13 @@ mod tests {
     fn a_limiter_goes_only_after_a_pause() {
         let cell = |packets, next_ns| Some(PaceCell { packets, next_ns, bytes: 0 });
         let mut leaving = Leaving::NEW;
-        let at = |ms| Nanos::from_millis(1_000 + ms);
+        let at = |ms: u64| Nanos::from_millis(1_000 + ms);
         assert!(!leaving.may_go(cell(10, 0), at(0)), "the first look starts the clock");
         assert!(!leaving.may_go(cell(11, 0), at(190)), "it sent");
         assert!(!leaving.may_go(cell(11, 0), at(380)));
         assert!(!leaving.may_go(cell(11, at(500).0), at(400)), "a packet still waits for its time");
         assert!(leaving.may_go(cell(11, at(500).0), at(501)));
-        assert!(Leaving::NEW.may_go(None, at(0)), "there is none");
+        let mut fresh = Leaving::NEW;
+        assert!(fresh.may_go(None, at(0)), "there is none");
     }
 }
