@@ -10,6 +10,7 @@ use roce_common::{
     units::{Addr, Nanos, Rate},
 };
 use tokio::{
+    io::unix::AsyncFdReadyMutGuard,
     sync::watch,
     time::{self, Instant, MissedTickBehavior},
 };
@@ -107,13 +108,8 @@ impl Agent {
                     self.pacer.poll(&mut self.attachment.maps, now)?;
                 }
                 ready = self.cnp_ring.readable_mut() => {
-                    let mut guard = ready.context("cannot wait for CNPs")?;
                     let now = monotonic();
-                    for _ in 0..BATCH {
-                        let Some(event) = next(guard.get_inner_mut()) else {
-                            guard.clear_ready();
-                            break;
-                        };
+                    for event in batch(&mut ready.context("cannot wait for CNPs")?) {
                         self.core.on_event(&event, now, &mut commands);
                     }
                 }
@@ -128,13 +124,8 @@ impl Agent {
                     }
                 }
                 ready = self.telemetry.readable_mut() => {
-                    let mut guard = ready.context("cannot wait for telemetry")?;
                     let now = monotonic();
-                    for _ in 0..BATCH {
-                        let Some(event) = next(guard.get_inner_mut()) else {
-                            guard.clear_ready();
-                            break;
-                        };
+                    for event in batch(&mut ready.context("cannot wait for telemetry")?) {
                         self.core.on_event(&event, now, &mut commands);
                         if is_news(&event) {
                             output.borrow_mut().event(&self.plan.link.name, &event)?;
@@ -239,10 +230,17 @@ async fn pass_on(mut logger: Logger) {
     }
 }
 
-/// The next record of a ring.
-fn next(ring: &mut RingBuf<MapData>) -> Option<Event> {
-    let item = ring.next()?;
-    Event::read_from_bytes(&item).ok()
+/// At most [`BATCH`] records of a ring that is ready; where there were fewer, the ring is waited for again.
+fn batch(ring: &mut AsyncFdReadyMutGuard<'_, RingBuf<MapData>>) -> Vec<Event> {
+    let mut events = Vec::new();
+    while events.len() < BATCH {
+        let Some(item) = ring.get_inner_mut().next() else {
+            ring.clear_ready();
+            break;
+        };
+        events.extend(Event::read_from_bytes(&item).ok());
+    }
+    events
 }
 
 /// What a person wants to hear of at once.
