@@ -1,7 +1,8 @@
 //! For the benchmark only: what it compares with, and the product's paths fed with a packet that goes on.
 //!
-//! A test run repeats one frame. `bench_*` move its PSN one on and clear its ToS first, so that what is measured is the
-//! next packet of a flow that still needs its mark, not the same one over and over.
+//! A test run repeats one frame. `bench_*` first make it the next packet that a host would see: they clear its ToS, and
+//! take turns over as many flows as the payload says, each going on by one PSN. So what is measured is the next packet
+//! of some flow that still needs its mark, not the same one over and over.
 
 use aya_ebpf::{
     bindings::{TC_ACT_UNSPEC, xdp_action},
@@ -18,7 +19,13 @@ use crate::{
 
 /// Offsets in an untagged IPv4 frame without options.
 const TOS: usize = 15;
+const QPN: usize = 47;
 const PSN: usize = 51;
+/// In the payload: packets made so far (u64) and the number of flows (u32), in the machine's byte order.
+const MADE: usize = 54;
+const FLOWS: usize = 62;
+/// QPN of the first flow.
+const FIRST_QPN: u64 = 0x1_0000;
 
 /// Does nothing.
 #[xdp(frags)]
@@ -76,17 +83,32 @@ fn count(parsed: &Parsed, direction: Direction) {
 
 #[inline(always)]
 fn go_on(data: usize, end: usize) {
-    if data + PSN + 3 > end {
+    if data + FLOWS + 4 > end {
         return;
     }
-    // SAFETY: the bytes up to `PSN + 3` lie inside the linear part, as just compared.
+    // SAFETY: the bytes up to `FLOWS + 4` lie inside the linear part, as just compared; the accesses are unaligned.
     unsafe {
-        let tos = (data + TOS) as *mut u8;
-        *tos = 0;
-        let psn = (data + PSN) as *mut u8;
-        let next = u32::from_be_bytes([0, *psn, *psn.add(1), *psn.add(2)]) + 1;
-        *psn = (next >> 16) as u8;
-        *psn.add(1) = (next >> 8) as u8;
-        *psn.add(2) = next as u8;
+        *((data + TOS) as *mut u8) = 0;
+        let made = (data + MADE) as *mut u64;
+        let n = made.read_unaligned();
+        made.write_unaligned(n + 1);
+        let flows = u64::from(((data + FLOWS) as *const u32).read_unaligned());
+        let (psn, flow) = if flows > 1 { (n / flows, n % flows) } else { (n, 0) };
+        put24((data + PSN) as *mut u8, psn);
+        put24((data + QPN) as *mut u8, FIRST_QPN + flow);
+    }
+}
+
+/// Writes the low 24 bits of `value`, big-endian.
+///
+/// # Safety
+/// Three bytes at `at` may be written.
+#[inline(always)]
+unsafe fn put24(at: *mut u8, value: u64) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        *at = (value >> 16) as u8;
+        *at.add(1) = (value >> 8) as u8;
+        *at.add(2) = value as u8;
     }
 }

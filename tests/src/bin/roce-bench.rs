@@ -18,6 +18,8 @@ const LOCAL: Addr = Addr::v4([10, 0, 0, 1]);
 const PEER: Addr = Addr::v4([10, 0, 0, 2]);
 const LOCAL_QPN: Qpn = Qpn::new(0x21);
 const PEER_QPN: Qpn = Qpn::new(0x42);
+/// QPN of the first flow of the programs that take turns over flows.
+const FIRST_QPN: u32 = 0x1_0000;
 
 #[derive(Parser)]
 #[command(name = "roce-bench", about = "What the BPF programs cost")]
@@ -155,11 +157,11 @@ fn cases() -> Vec<Case> {
         case("xdp: empty", Hook::Xdp, "baseline_empty", &inbound, host),
         case("xdp: parse and count", Hook::Xdp, "baseline_count", &inbound, host),
         case("xdp: TCP", Hook::Xdp, "roce_xdp", &tcp, host),
-        case("xdp: WRITE, next of 1 flow", Hook::Xdp, "bench_xdp", &inbound, host),
-        case("xdp: WRITE, next of 1,000 flows", Hook::Xdp, "bench_xdp", &inbound, |p| {
+        case("xdp: WRITE, next of 1 flow", Hook::Xdp, "bench_xdp", &turns(PEER, LOCAL, 1), host),
+        case("xdp: WRITE, 1,000 flows in turn", Hook::Xdp, "bench_xdp", &turns(PEER, LOCAL, 1_000), |p| {
             settle(p, Role::Host, 1_000, |_| {})
         }),
-        case("xdp: WRITE, next of 100,000 flows", Hook::Xdp, "bench_xdp", &inbound, |p| {
+        case("xdp: WRITE, 100,000 flows in turn", Hook::Xdp, "bench_xdp", &turns(PEER, LOCAL, 100_000), |p| {
             settle(p, Role::Host, 100_000, |_| {})
         }),
         case("xdp: WRITE, the same again (retransmission)", Hook::Xdp, "roce_xdp", &inbound, host),
@@ -170,11 +172,11 @@ fn cases() -> Vec<Case> {
         case("tc ingress: TCP, XDP counts", Hook::Tc, "roce_tc_ingress", &tcp, host),
         case("tc ingress: WRITE, XDP counts", Hook::Tc, "roce_tc_ingress", &inbound, host),
         case("tc egress: TCP", Hook::Tc, "roce_tc_egress", &tcp, host),
-        case("tc egress: WRITE, observed", Hook::Tc, "bench_tc_egress", &outbound, |p| {
+        case("tc egress: WRITE, observed", Hook::Tc, "bench_tc_egress", &turns(LOCAL, PEER, 1), |p| {
             settle(p, Role::Observe, 1, |_| {})
         }),
-        case("tc egress: WRITE, marked", Hook::Tc, "bench_tc_egress", &outbound, host),
-        case("tc egress: WRITE, paced by EDT, not marked", Hook::Tc, "bench_tc_egress", &outbound, |p| {
+        case("tc egress: WRITE, marked", Hook::Tc, "bench_tc_egress", &turns(LOCAL, PEER, 1), host),
+        case("tc egress: WRITE, paced by EDT, not marked", Hook::Tc, "bench_tc_egress", &turns(LOCAL, PEER, 1), |p| {
             settle(p, Role::Host, 1, |cfg| {
                 cfg.pacer = Pacer::Edt as u32;
                 cfg.dscp_policy = MarkPolicy::Keep as u32;
@@ -182,9 +184,9 @@ fn cases() -> Vec<Case> {
             })?;
             p.maps.beat(monotonic_ns())?;
             let fast = RateValue { bytes_per_sec: 12_500_000_000, ..RateValue::default() };
-            p.maps.set_rate(PeerQp::new(PEER, PEER_QPN), fast)
+            p.maps.set_rate(PeerQp::new(PEER, Qpn::new(FIRST_QPN)), fast)
         }),
-        case("tc egress: WRITE, virtual queue, not marked", Hook::Tc, "bench_tc_egress", &outbound, |p| {
+        case("tc egress: WRITE, virtual queue, not marked", Hook::Tc, "bench_tc_egress", &turns(LOCAL, PEER, 1), |p| {
             settle(p, Role::Cp, 1, |cfg| cfg.vq_bytes_per_sec = 125_000_000_000)
         }),
         case("HTB filter: WRITE of a limited QP", Hook::Tc, "roce_htb", &outbound, |p| {
@@ -214,7 +216,7 @@ fn settle(p: &mut Programs, role: Role, flows: u32, change: fn(&mut roce_common:
     }
     if have.len() < least || have.len() > most {
         for n in 0..flows {
-            p.xdp("roce_xdp", &write(PEER, LOCAL, Qpn::new(0x1_0000 + n)), 1)?;
+            p.xdp("roce_xdp", &write(PEER, LOCAL, Qpn::new(FIRST_QPN + n)), 1)?;
         }
     }
     Ok(())
@@ -242,6 +244,14 @@ fn build(path: &emit::Path, bth: &Bth, ext: &emit::Ext, payload: &[u8]) -> Vec<u
 
 fn write(src: Addr, dst: Addr, qpn: Qpn) -> Vec<u8> {
     build(&path(src, dst), &Bth::new(Opcode::WRITE_MIDDLE, qpn, Psn::new(1)), &emit::Ext::default(), &[0; 1_024])
+}
+
+/// A WRITE of which the `bench_*` programs make the packets of so many flows.
+fn turns(src: Addr, dst: Addr, flows: u32) -> Vec<u8> {
+    let mut payload = [0; 1_024];
+    payload[8..12].copy_from_slice(&flows.to_ne_bytes());
+    let bth = Bth::new(Opcode::WRITE_MIDDLE, Qpn::new(FIRST_QPN), Psn::new(0));
+    build(&path(src, dst), &bth, &emit::Ext::default(), &payload)
 }
 
 fn ack() -> Vec<u8> {
