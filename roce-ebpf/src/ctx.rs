@@ -7,15 +7,22 @@
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{__sk_buff, xdp_md},
-    helpers::generated::{bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
+    helpers::generated::{
+        bpf_skb_change_head, bpf_skb_load_bytes, bpf_skb_load_bytes_relative, bpf_skb_store_bytes,
+        bpf_xdp_get_buff_len, bpf_xdp_load_bytes,
+    },
     programs::{TcContext, XdpContext},
 };
+use network_types::eth::EthHdr;
 use roce_common::{
     units::Addr,
     wire::{Bytes, Link, Malformed, Other, Packet, destination, is_surely_not_roce, parse_into},
 };
 
 use crate::maps::{HEADER_BYTES, HEADERS, PACKET};
+
+/// `BPF_HDR_START_MAC`: offsets count from the Ethernet header.
+const FROM_MAC: u32 = 0;
 
 /// The linear part of a packet.
 struct Linear {
@@ -137,6 +144,44 @@ pub(crate) fn parse_skb(ctx: &TcContext, slot: Slot) -> Parsed {
         // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is 1 … HEADER_BYTES.
         |bytes, have| unsafe { bpf_skb_load_bytes(ctx.as_ptr(), 0, bytes.cast(), have) == 0 },
     )
+}
+
+/// What the packet of a tc context is whose data begins at the IP header: since Linux 6.9 generic XDP copies a packet and
+/// forgets `skb->mac_len`, and tc ingress steps back by that much to the Ethernet header. `None` where the data begins
+/// with that header, as it should.
+#[inline(always)]
+pub(crate) fn parse_headless_skb(ctx: &TcContext, slot: Slot) -> Option<Parsed> {
+    // Two bytes: the compiler turns the check for one into a comparison from which the verifier learns nothing.
+    let first: [u8; 2] = Linear { data: ctx.data(), end: ctx.data_end() }.get(0)?;
+    // An Ethernet address may begin so, too, but not often.
+    if !matches!(first[0] >> 4, 4 | 6) || load::<12>(ctx, 0)? == load_from_mac::<12>(ctx)? {
+        return None;
+    }
+    Some(parse_or_copy(
+        slot,
+        |_| Malformed::TruncatedCapture as u32,
+        || ctx.len() as usize + EthHdr::LEN,
+        // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is 1 … HEADER_BYTES.
+        |bytes, have| unsafe { bpf_skb_load_bytes_relative(ctx.as_ptr(), 0, bytes.cast(), have, FROM_MAC) == 0 },
+    ))
+}
+
+/// Gives such a packet its Ethernet header back; says whether it could.
+#[inline(always)]
+pub(crate) fn restore_head(ctx: &TcContext) -> bool {
+    let Some(header) = load_from_mac::<{ EthHdr::LEN }>(ctx) else { return false };
+    // SAFETY: the context of this program run.
+    let moved = unsafe { bpf_skb_change_head(ctx.skb.skb, EthHdr::LEN as u32, 0) } == 0;
+    moved && store(ctx, 0, &header, 0)
+}
+
+/// Copies `N` bytes from the Ethernet header on, wherever the data begins.
+#[inline(always)]
+fn load_from_mac<const N: usize>(ctx: &TcContext) -> Option<[u8; N]> {
+    let mut out = [0u8; N];
+    // SAFETY: `out` holds N bytes.
+    let failed = unsafe { bpf_skb_load_bytes_relative(ctx.as_ptr(), 0, out.as_mut_ptr().cast(), N as u32, FROM_MAC) };
+    if failed == 0 { Some(out) } else { None }
 }
 
 /// Parses the linear part; where it does not hold the headers (some drivers leave it empty, fragments may start early),

@@ -43,7 +43,14 @@ pub(crate) fn xdp(ctx: &XdpContext) -> Fate {
 /// tc: the NP, and the whole ingress tap where XDP is not attached.
 #[inline(always)]
 pub(crate) fn tc(ctx: &TcContext) -> Fate {
-    let verdict = ctx::parse_skb(ctx, Slot::TcIngress);
+    let mut verdict = ctx::parse_skb(ctx, Slot::TcIngress);
+    let mut headless = false;
+    if matches!(verdict, Err(Other::NotRoce))
+        && let Some(parsed) = ctx::parse_headless_skb(ctx, Slot::TcIngress)
+    {
+        verdict = parsed;
+        headless = true;
+    }
     let Some(cfg) = CONFIG.get(0) else { return Fate::Pass };
     let mut fate = Fate::Pass;
     if cfg.flags & Flags::TC_INGRESS != 0 {
@@ -56,7 +63,11 @@ pub(crate) fn tc(ctx: &TcContext) -> Fate {
         && is_local(&packet.dst)
         && let Some(tally) = Tally::of(Direction::Ingress)
     {
-        np::answer(ctx, cfg, tally, packet);
+        if headless && !ctx::restore_head(ctx) {
+            tally.add(Counter::NpFailed);
+        } else {
+            np::answer(ctx, cfg, tally, packet);
+        }
     }
     fate
 }

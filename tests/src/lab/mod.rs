@@ -1,6 +1,7 @@
 //! Hosts, links and queues in network namespaces. Nothing of it has a name outside this process, and everything ends
 //! with it: also after a panic, Ctrl-C or `kill -9`.
 
+mod frames;
 mod link;
 mod netns;
 mod order;
@@ -10,6 +11,7 @@ mod tap;
 mod topology;
 mod traces;
 
+pub use frames::Route;
 pub use link::{Port, connect, format_mac, interface_index, offloads_off, wait_up};
 pub use netns::{Netns, privileged};
 pub use qdisc::{QueueReader, QueueStats, QueueSummary, Sampler};

@@ -24,7 +24,7 @@ const LONGEST: usize = 16_384;
 pub enum Place {
     /// The wire: behind XDP, before tc ingress; sees what the peer's tc egress and qdisc let out.
     Wire,
-    /// IPv4's door: behind XDP and tc ingress. Frames with a VLAN tag go elsewhere.
+    /// IPv4's door: behind XDP and tc ingress. Frames for others, and of VLANs that the host is not in, do not pass it.
     Ipv4,
     /// IPv6's door.
     Ipv6,
@@ -63,7 +63,7 @@ impl Tap {
                 let mut fd = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
                 // SAFETY: one pollfd, which outlives the call.
                 unsafe { libc::poll(&raw mut fd, 1, 20) };
-                while let Some(frame) = receive(socket.as_raw_fd(), &mut buffer) {
+                while let Some(frame) = receive(socket.as_raw_fd(), &mut buffer, place) {
                     kept.lock().unwrap_or_else(PoisonError::into_inner).push(frame);
                 }
             }
@@ -142,7 +142,7 @@ struct AuxData {
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 
 /// One received frame, its VLAN tag back in its place, or `None` where none is waiting.
-fn receive(fd: RawFd, buffer: &mut [u8]) -> Option<Vec<u8>> {
+fn receive(fd: RawFd, buffer: &mut [u8], place: Place) -> Option<Vec<u8>> {
     loop {
         // SAFETY: all-zero values of these plain C structures are valid.
         let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) = unsafe { mem::zeroed() };
@@ -161,7 +161,8 @@ fn receive(fd: RawFd, buffer: &mut [u8]) -> Option<Vec<u8>> {
             Err(Errno::EINTR) => continue,
             Err(_) => return None,
         };
-        if from.sll_pkttype == libc::PACKET_OUTGOING {
+        let skipped = if place == Place::Wire { libc::PACKET_OUTGOING } else { libc::PACKET_OTHERHOST };
+        if from.sll_pkttype == skipped {
             continue;
         }
         let mut frame = buffer.get(..n)?.to_vec();
