@@ -144,7 +144,8 @@ fn killed_it_throttles_nobody_and_detach_removes_the_rest() {
     assert_eq!(detach.status.code(), Some(0), "{}", String::from_utf8_lossy(&detach.stderr));
     assert!(stdout.starts_with("a: removed ") && stdout.contains("root qdisc"), "{stdout}");
     assert_eq!(load.traces.left().unwrap(), [""; 0]);
-    assert!(load.rate(Duration::from_millis(300)) > 10.0 * FLOOR);
+    // What the kernel lost while it swapped the root qdisc may cost one ACK timeout, 2.1 s.
+    assert!((0..12).any(|_| load.rate(Duration::from_millis(300)) > 10.0 * FLOOR), "{:?}", load.sender.stats());
     load.finish();
 
     let again = run_roce(&load.pair.a.port.ns, &["detach"]).unwrap();
