@@ -1,6 +1,6 @@
 //! Frames that no endpoint would send.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use anyhow::Result;
 use roce_common::{
@@ -105,4 +105,52 @@ pub fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
     out.extend(vlan.to_be_bytes());
     out.extend(&frame[12..]);
     out
+}
+
+/// Malformed in every way there is, by the name of its counter.
+pub fn malformed(forger: &Forger) -> BTreeMap<&'static str, Vec<u8>> {
+    let (l3, l4, bth) = (14, 34, 42);
+    let write = forger.write(0x11, 5, &[0; 32]);
+    let with = |change: &dyn Fn(&mut Vec<u8>)| altered(&write, change);
+    BTreeMap::from([
+        (
+            "truncated_header",
+            with(&|f| {
+                f.truncate(bth + 12);
+                f[l3 + 2..l3 + 4].copy_from_slice(&40u16.to_be_bytes());
+                f[l4 + 4..l4 + 6].copy_from_slice(&20u16.to_be_bytes());
+            }),
+        ),
+        ("bad_length", with(&|f| f[l4 + 5] += 4)),
+        ("bad_version", with(&|f| f[bth + 1] |= 1)),
+        ("unknown_opcode", with(&|f| f[bth] = 0x1f)),
+        ("pad_beyond_payload", altered(&forger.write(0x11, 5, &[]), |f| f[bth + 1] |= 0x30)),
+        (
+            "read_too_long",
+            altered(&forger.packet(Opcode::READ_REQUEST, 0x11, 5, 64, &[]), |f| {
+                f[bth + 24..bth + 28].copy_from_slice(&0x8000_0001u32.to_be_bytes());
+            }),
+        ),
+        ("udp_fragment", with(&|f| f[l3 + 6] = 0x20)),
+    ])
+}
+
+/// A well-formed frame with some bytes changed or cut off, behind the Ethernet header; the same number makes the same.
+pub fn mutated(base: &[Vec<u8>], number: u32) -> Vec<u8> {
+    let mut state = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = |below: usize| {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % below
+    };
+    let mut frame = base[random(base.len())].clone();
+    for _ in 0..1 + random(3) {
+        let at = 14 + random(frame.len().min(90) - 14);
+        frame[at] = random(256) as u8;
+    }
+    if random(8) == 0 {
+        frame.truncate(34 + random(frame.len() - 34));
+    }
+    frame
 }

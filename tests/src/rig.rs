@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use aya::maps::{Array, Map, MapData};
 use roce_common::abi::PairKey;
 use roce_user::dataplane::{DEFAULT_BPFFS, Maps, Pins};
 use serde_json::Value;
@@ -111,6 +112,15 @@ pub fn control(summary: &Value, name: &str) -> u64 {
 /// When no agent is attached there.
 pub fn maps(port: &Port) -> Result<Maps> {
     port.ns.run(|| Maps::open(&Pins::of(Path::new(DEFAULT_BPFFS), port.index)?))
+}
+
+/// When the agent on a port last said that it is alive (CLOCK_MONOTONIC, nanoseconds), read beside it.
+///
+/// # Errors
+/// When no agent is attached there.
+pub fn heartbeat(port: &Port) -> Result<Array<MapData, u64>> {
+    let path = port.ns.run(|| Ok(Pins::of(Path::new(DEFAULT_BPFFS), port.index)?.path("HEARTBEAT")))?;
+    Ok(Map::from_map_data(MapData::from_pin(path)?)?.try_into()?)
 }
 
 /// Waits until `condition` holds; false when it does not within `timeout`.

@@ -13,7 +13,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 use crate::{
     config::{self, Guard, Settings},
     control::Core,
-    dataplane::{self, Attachment, Options},
+    dataplane::{self, Attachment, FlowWalker, Options, Pins},
     netlink::{LinkInfo, Netlink, link_speed},
     pacer::{self, Edt, Htb, Pacer},
     rdma,
@@ -53,9 +53,15 @@ pub struct Agent {
     pub(super) cnp_ring: AsyncFd<RingBuf<MapData>>,
     pub(super) telemetry: AsyncFd<RingBuf<MapData>>,
     pub(super) locals: Vec<Addr>,
-    /// Packets and bytes of each flow at the last report, for rates.
+    /// Flows at the last walk.
+    pub(super) flows_seen: usize,
+    /// Bytes of each flow of the last report, for rates.
     pub(super) last_bytes: HashMap<FlowKey, u64>,
     pub(super) cnp_ring_full: u64,
+    /// The ring was full before the last reading of the pairs' counters.
+    pub(super) cnps_to_confirm: bool,
+    /// Walks the flows; away while it does.
+    pub(super) walker: Option<FlowWalker>,
     pub(super) logger: Option<Logger>,
 }
 
@@ -136,6 +142,7 @@ impl Agent {
         let logger = start_logger(&mut attachment);
         let cnp_ring = ring(&mut attachment, "CNP_RING")?;
         let telemetry = ring(&mut attachment, "TELEMETRY")?;
+        let walker = FlowWalker::open(&Pins::of(&plan.settings.bpffs, plan.link.index)?)?;
         let locals = local_addresses()?;
         attachment.maps.set_local(&locals)?;
         attachment.maps.beat(super::monotonic().0)?;
@@ -169,8 +176,11 @@ impl Agent {
             cnp_ring,
             telemetry,
             locals,
+            flows_seen: 0,
             last_bytes: HashMap::new(),
             cnp_ring_full: 0,
+            cnps_to_confirm: false,
+            walker: Some(walker),
             logger,
         })
     }

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Most flows of one report; the busiest are kept.
-const REPORTED_FLOWS: usize = 4_096;
+pub(super) const REPORTED_FLOWS: usize = 4_096;
 
 /// One flow of a live report.
 #[derive(Clone, Debug, Serialize)]
@@ -61,11 +61,15 @@ pub fn flow_lines(
     let cnps: HashMap<(Addr, Addr, u32), u64> =
         maps.pairs().into_iter().map(|(k, v)| ((k.dst, k.src, v.sender_qpn), v.cnp_rx)).collect();
     let mut order: Vec<&(FlowKey, Flow)> = flows.iter().filter(|(_, f)| f.packets != 0).collect();
-    order.sort_by_key(|(key, flow)| (std::cmp::Reverse(flow.packets), *key));
     let total = order.len();
+    let rank = |entry: &&(FlowKey, Flow)| (std::cmp::Reverse(entry.1.packets), entry.0);
+    if total > REPORTED_FLOWS {
+        order.select_nth_unstable_by_key(REPORTED_FLOWS, rank);
+        order.truncate(REPORTED_FLOWS);
+    }
+    order.sort_unstable_by_key(rank);
     let lines = order
         .into_iter()
-        .take(REPORTED_FLOWS)
         .map(|(key, flow)| {
             let mut flow = *flow;
             if key.space() == Space::Request {
@@ -216,8 +220,13 @@ impl Output {
 }
 
 impl Agent {
-    /// The periodic report.
-    pub(super) fn report(&mut self, output: &Rc<RefCell<Output>>, flows: &[(FlowKey, Flow)]) -> Result<()> {
+    /// The periodic report: the busiest flows of `total`.
+    pub(super) fn report(
+        &mut self,
+        output: &Rc<RefCell<Output>>,
+        flows: &[(FlowKey, Flow)],
+        total: usize,
+    ) -> Result<()> {
         let now = monotonic();
         let name = self.plan.link.name.clone();
         let mut output = output.borrow_mut();
@@ -225,9 +234,11 @@ impl Agent {
         let elapsed = now.since(since).0.max(1);
         let mut bytes = HashMap::with_capacity(flows.len());
         let last = std::mem::take(&mut self.last_bytes);
-        let (lines, total) = flow_lines(&name, &self.attachment.maps, flows, |key, flow| {
-            let grown = flow.bytes.saturating_sub(last.get(key).copied().unwrap_or(0));
-            Some(bits_per_sec(grown, elapsed))
+        // A flow that was not in the last report is new, or was not among its busiest: then its rate is not known.
+        let complete = last.len() < REPORTED_FLOWS;
+        let (lines, _) = flow_lines(&name, &self.attachment.maps, flows, |key, flow| {
+            let before = last.get(key).copied().or(complete.then_some(0))?;
+            Some(bits_per_sec(flow.bytes.saturating_sub(before), elapsed))
         });
         for (key, flow) in flows {
             bytes.insert(*key, flow.bytes);

@@ -5,13 +5,15 @@ use std::{cell::RefCell, rc::Rc, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use aya::maps::{MapData, RingBuf};
 use roce_common::{
-    abi::{Counter, Direction, Event, EventKind, PairKey, PeerQp, Space},
+    abi::{Counter, Direction, Event, EventKind, FlowKey, PairKey, PeerQp, Space},
+    flow::Flow,
     psn::Psn,
     units::{Addr, Nanos, Rate},
 };
 use tokio::{
     io::unix::AsyncFdReadyMutGuard,
     sync::watch,
+    task::{self, JoinHandle},
     time::{self, Instant, MissedTickBehavior},
 };
 use zerocopy::FromBytes as _;
@@ -19,10 +21,11 @@ use zerocopy::FromBytes as _;
 use super::{
     Agent, Output, monotonic,
     open::{Logger, local_addresses},
+    report::REPORTED_FLOWS,
 };
 use crate::{
     control::{Command, LocalQp},
-    dataplane::Maps,
+    dataplane::{FlowWalker, Maps},
     netlink::Netlink,
     pacer::Pacer,
 };
@@ -87,6 +90,7 @@ impl Agent {
         let mut report = time::interval_at(Instant::now() + REPORT, REPORT);
         report.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut round = 0u64;
+        let mut walk = None;
         let mut commands = Vec::new();
         loop {
             // No flood of events keeps the controller from its timers or the programs from their heartbeat: both come
@@ -119,9 +123,14 @@ impl Agent {
                     self.check_interface()?;
                     self.refresh_locals()?;
                     self.recover_cnps(&mut commands)?;
-                    if self.last_bytes.len() < MANY_FLOWS || round.is_multiple_of(10) {
-                        self.walk_flows(output)?;
+                    if self.flows_seen < MANY_FLOWS || round.is_multiple_of(10) {
+                        self.start_walk(&mut walk);
                     }
+                }
+                walked = end_of(&mut walk) => {
+                    let (walker, flows) = walked?;
+                    self.walker = Some(walker);
+                    self.take_flows(output, &flows?)?;
                 }
                 ready = self.telemetry.readable_mut() => {
                     let now = monotonic();
@@ -180,13 +189,16 @@ impl Agent {
         Ok(())
     }
 
-    /// CNPs that did not fit the ring are still in their pair's counter.
+    /// CNPs that did not fit the ring are still in their pair's counter. The reading after the ring was full shows them,
+    /// and a second one that they were not just on their way.
     fn recover_cnps(&mut self, commands: &mut Vec<Command>) -> Result<()> {
         let full = self.attachment.maps.counters(Direction::Ingress)?[Counter::CnpRingFull as usize];
-        if full == self.cnp_ring_full {
+        let grown = full != self.cnp_ring_full;
+        self.cnp_ring_full = full;
+        if !grown && !self.cnps_to_confirm {
             return Ok(());
         }
-        self.cnp_ring_full = full;
+        self.cnps_to_confirm = grown;
         let now = monotonic();
         for (key, value) in self.attachment.maps.pairs() {
             if self.core.is_local(&key.dst) {
@@ -197,29 +209,50 @@ impl Agent {
         Ok(())
     }
 
-    /// Reports the flows, tells the controller how far each has come, and forgets the silent ones.
-    fn walk_flows(&mut self, output: &Rc<RefCell<Output>>) -> Result<()> {
-        let now = monotonic();
-        let flows = self.attachment.maps.flows();
-        for (key, flow) in &flows {
-            let idle = if flow.packets < FEW_PACKETS { FEW_IDLE } else { FLOW_IDLE };
-            if now.since(Nanos(flow.last_seen_ns)) > idle {
-                self.attachment.maps.remove_flow(key)?;
-            } else if key.space() == Space::Request && flow.packets != 0 {
-                self.core.on_flow(
-                    key.tap.ifindex(),
-                    key.tap.direction(),
-                    key.src,
-                    key.dst,
-                    key.dest_qp(),
-                    Psn::new(flow.first_psn),
-                    Psn::new(flow.last_psn),
-                    now,
-                );
-            }
+    /// Begins a walk over the flows on another thread, unless one is under way.
+    fn start_walk(&mut self, walk: &mut Walk) {
+        if let Some(mut walker) = self.walker.take() {
+            let now = monotonic();
+            let is_live = move |flow: &Flow| {
+                let idle = if flow.packets < FEW_PACKETS { FEW_IDLE } else { FLOW_IDLE };
+                now.since(Nanos(flow.last_seen_ns)) <= idle
+            };
+            *walk = Some(task::spawn_blocking(move || {
+                let flows = walker.walk(is_live, REPORTED_FLOWS);
+                (walker, flows)
+            }));
         }
-        self.report(output, &flows)
     }
+
+    /// Tells the controller how far each flow has come, and reports them.
+    fn take_flows(&mut self, output: &Rc<RefCell<Output>>, flows: &[(FlowKey, Flow)]) -> Result<()> {
+        let now = monotonic();
+        for (key, flow) in flows.iter().filter(|(key, flow)| key.space() == Space::Request && flow.packets != 0) {
+            self.core.on_flow(
+                key.tap.ifindex(),
+                key.tap.direction(),
+                key.src,
+                key.dst,
+                key.dest_qp(),
+                Psn::new(flow.first_psn),
+                Psn::new(flow.last_psn),
+                now,
+            );
+        }
+        self.flows_seen = flows.len();
+        self.report(output, flows.get(..REPORTED_FLOWS).unwrap_or(flows), flows.len())
+    }
+}
+
+/// A walk over the flows under way on another thread.
+type Walk = Option<JoinHandle<(FlowWalker, Result<Vec<(FlowKey, Flow)>>)>>;
+
+/// Waits for the end of a walk; for ever where there is none.
+async fn end_of(walk: &mut Walk) -> Result<(FlowWalker, Result<Vec<(FlowKey, Flow)>>)> {
+    let Some(running) = walk else { return std::future::pending().await };
+    let ended = running.await;
+    *walk = None;
+    ended.context("the walk over the flows panicked")
 }
 
 /// Passes the BPF programs' development messages on to the log.

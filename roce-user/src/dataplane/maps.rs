@@ -52,20 +52,10 @@ impl Maps {
     /// # Errors
     /// When a pin is missing or may not be read.
     pub fn open(pins: &Pins) -> Result<Self> {
-        Self::build(|name| {
-            let path = pins.path(name);
-            let data = MapData::from_pin(&path).with_context(|| format!("cannot open {}", path.display()))?;
-            Map::from_map_data(data).with_context(|| format!("{} is not a map of ours", path.display()))
-        })
+        Self::build(|name| pinned(pins, name))
     }
 
     fn build(mut map: impl FnMut(&str) -> Result<Map>) -> Result<Self> {
-        fn typed<T: TryFrom<Map>>(name: &str, map: Map) -> Result<T>
-        where
-            T::Error: Debug,
-        {
-            T::try_from(map).map_err(|e| anyhow!("map {name} is not what this program expects: {e:?}"))
-        }
         Ok(Self {
             config: typed("CONFIG", map("CONFIG")?)?,
             heartbeat: typed("HEARTBEAT", map("HEARTBEAT")?)?,
@@ -137,7 +127,7 @@ impl Maps {
 
     /// Every flow. A flow that appears or goes while the map is walked may be missing.
     pub fn flows(&self) -> Vec<(FlowKey, Flow)> {
-        self.flows.iter().flatten().map(|(k, v)| (k.0, v.0)).collect()
+        all_flows(&self.flows)
     }
 
     /// Forgets a flow.
@@ -214,6 +204,55 @@ impl Maps {
     pub fn pace(&self, key: PeerQp) -> Option<PaceCell> {
         self.pace.get(&Abi(key), 0).ok().map(|v| v.0)
     }
+}
+
+/// The flow map alone, for a thread of its own: a full table takes the better part of a second to walk, and a controller
+/// that walked it would meanwhile serve no CNP.
+pub struct FlowWalker {
+    flows: Hash<FlowKey, Flow>,
+}
+
+impl FlowWalker {
+    /// Opens the pinned map.
+    ///
+    /// # Errors
+    /// When the pin is missing or may not be read.
+    pub fn open(pins: &Pins) -> Result<Self> {
+        Ok(Self { flows: typed("FLOWS", pinned(pins, "FLOWS")?)? })
+    }
+
+    /// Every flow that `is_live`, the `busiest` busiest first; the others are forgotten.
+    ///
+    /// # Errors
+    /// When the map cannot be written.
+    pub fn walk(&mut self, is_live: impl Fn(&Flow) -> bool, busiest: usize) -> Result<Vec<(FlowKey, Flow)>> {
+        let (mut live, idle): (Vec<_>, Vec<_>) =
+            all_flows(&self.flows).into_iter().partition(|(_, flow)| is_live(flow));
+        for (key, _) in idle {
+            ignore_missing(self.flows.remove(&Abi(key))).context("cannot remove a flow")?;
+        }
+        if live.len() > busiest {
+            live.select_nth_unstable_by_key(busiest, |(key, flow)| (std::cmp::Reverse(flow.packets), *key));
+        }
+        Ok(live)
+    }
+}
+
+fn all_flows(map: &Hash<FlowKey, Flow>) -> Vec<(FlowKey, Flow)> {
+    map.iter().flatten().map(|(k, v)| (k.0, v.0)).collect()
+}
+
+fn pinned(pins: &Pins, name: &str) -> Result<Map> {
+    let path = pins.path(name);
+    let data = MapData::from_pin(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    Map::from_map_data(data).with_context(|| format!("{} is not a map of ours", path.display()))
+}
+
+fn typed<T: TryFrom<Map>>(name: &str, map: Map) -> Result<T>
+where
+    T::Error: Debug,
+{
+    T::try_from(map).map_err(|e| anyhow!("map {name} is not what this program expects: {e:?}"))
 }
 
 fn ignore_missing(result: std::result::Result<(), MapError>) -> std::result::Result<(), MapError> {

@@ -12,7 +12,7 @@ pub use attach::{Attachment, Options, attach};
 pub use detach::{Removed, detach, detach_stale, list};
 pub use environment::check;
 pub use instance::Instance;
-pub use maps::{Abi, Maps};
+pub use maps::{Abi, FlowWalker, Maps};
 pub use object::{OBJECT_BYTES, Object};
 pub use pins::{DEFAULT_BPFFS, Pins};
 
