@@ -184,7 +184,7 @@ fn a_foreign_xdp_program_stays() {
     let bed = Bed::new();
     let index = bed.port().index;
     for mode in [XdpMode::Driver, XdpMode::Skb] {
-        let mut foreign = Object::load_baseline().unwrap();
+        let mut foreign = Object::load_for_benchmark().unwrap();
         let id = bed.ns().run(|| Ok(foreign.xdp("baseline_empty")?.attach_to_if_index(index, mode)?)).unwrap();
         let attached = bed.traces.now().unwrap();
         assert!(attached.len() == 1 && attached[0].contains("xdp"), "{attached:?}");

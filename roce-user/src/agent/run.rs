@@ -51,7 +51,7 @@ impl Agent {
     /// # Errors
     /// The interface went away, a map or the kernel failed; everything is detached all the same.
     pub async fn run(mut self, output: Rc<RefCell<Output>>, mut stop: watch::Receiver<bool>) -> Result<()> {
-        let logging = self.logger.take().map(|logger| tokio::task::spawn_local(pass_on(logger)));
+        let logging = self.logger.take().map(|logger| task::spawn_local(pass_on(logger)));
         let result = self.drive(&output, &mut stop).await;
         if let Some(task) = logging {
             task.abort();
