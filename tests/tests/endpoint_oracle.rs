@@ -50,6 +50,7 @@ fn pair(ipv6: bool) -> (Qp, Qp) {
         recv_psn: Psn::new(5),
         timeout: ack_timeout(14),
         rnr: None,
+        src_port: None,
         traffic: Traffic { messages, rounds: Some(4) },
     };
     let b = QpConfig {
