@@ -33,7 +33,7 @@ impl Agents {
             args.extend(["--duration".into(), (options.time.as_secs() + 120).to_string()]);
             AgentProcess::start(program, ns, iface, role, &args)
         };
-        let (host, pacer) = if with { (AgentRole::Host, "htb") } else { (AgentRole::Observe, "off") };
+        let (host, pacer) = if with { (AgentRole::Host, options.pacer.name()) } else { (AgentRole::Observe, "off") };
         let cp = if with { AgentRole::Cp } else { AgentRole::Observe };
         let mut hosts = Vec::new();
         for sender in &star.senders {
