@@ -126,7 +126,7 @@ pub(crate) fn parse_xdp(ctx: &XdpContext, slot: Slot) -> Parsed {
         |out| parse_xdp_linear(ctx.ctx, out),
         // SAFETY: the context of this program run.
         || unsafe { bpf_xdp_get_buff_len(ctx.ctx) as usize },
-        // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is 1 … HEADER_BYTES.
+        // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is at most that.
         |bytes, have| unsafe { bpf_xdp_load_bytes(ctx.ctx, 0, bytes.cast(), have) == 0 },
     )
 }
@@ -141,7 +141,7 @@ pub(crate) fn parse_skb(ctx: &TcContext, slot: Slot) -> Parsed {
         slot,
         |out| parse_skb_linear(ctx.skb.skb, out),
         || ctx.len() as usize,
-        // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is 1 … HEADER_BYTES.
+        // SAFETY: `bytes` is a map value of HEADER_BYTES, `have` is at most that.
         |bytes, have| unsafe { bpf_skb_load_bytes(ctx.as_ptr(), 0, bytes.cast(), have) == 0 },
     )
 }
@@ -199,7 +199,9 @@ fn parse_or_copy(
         let Some(bytes) = HEADERS.get_ptr_mut(0) else { return Err(Other::NotRoce) };
         let wire_len = wire_len();
         let have = if wire_len < HEADER_BYTES { wire_len } else { HEADER_BYTES };
-        if have != 0 && copy(bytes, have as u32) {
+        // No shorter frame gets here. A comparison, because before Linux 6.8 the verifier learns no lower bound from `!= 0`,
+        // and a copy of perhaps no bytes is refused.
+        if have >= EthHdr::LEN && copy(bytes, have as u32) {
             code = parse_copied(bytes, have, wire_len, out);
         }
     }

@@ -20,13 +20,14 @@ Every verb first makes sure of what it needs, says what it installs, and names w
   help                      this text
 
 lab options (their meaning and defaults: cargo xtask run --help)
-  --senders N  --qps N  --link RATE  --queue N  --time S  --pmtu N  --timeout N  --ipv6  --json
+  --senders N  --qps N  --link RATE  --queue N  --time S  --pmtu N  --timeout N  --pacer P  --ipv6
+  --json
 
 exit codes: those of the program that was run; 1 a test or check failed; 2 wrong usage or environment
 ";
 
 /// Options of the lab that take a value.
-const LAB_VALUES: [&str; 7] = ["--senders", "--qps", "--link", "--queue", "--time", "--pmtu", "--timeout"];
+const LAB_VALUES: [&str; 8] = ["--senders", "--qps", "--link", "--queue", "--time", "--pmtu", "--timeout", "--pacer"];
 /// Options of the lab that take none.
 const LAB_FLAGS: [&str; 4] = ["--json", "--ipv6", "--help", "-h"];
 

@@ -36,7 +36,7 @@ impl Agents {
             }
             AgentProcess::start(program, ns, iface, role, &args)
         };
-        let (host, pacer) = if with { (AgentRole::Host, "htb") } else { (AgentRole::Observe, "off") };
+        let (host, pacer) = if with { (AgentRole::Host, options.pacer.name()) } else { (AgentRole::Observe, "off") };
         let cp = if with { AgentRole::Cp } else { AgentRole::Observe };
         let mut hosts = Vec::new();
         for sender in &star.senders {

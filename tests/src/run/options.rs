@@ -34,6 +34,9 @@ pub struct RunArgs {
     /// four times what all packets in flight take on the link
     #[arg(long, allow_hyphen_values = true)]
     pub timeout: Option<String>,
+    /// How the hosts of the pass with the loop pace: htb, or edt where the kernel has the fq qdisc
+    #[arg(long, default_value = "htb", allow_hyphen_values = true)]
+    pub pacer: String,
     /// Run the traffic over IPv6
     #[arg(long)]
     pub ipv6: bool,
@@ -57,6 +60,25 @@ pub enum Agent {
     Program(PathBuf),
 }
 
+/// How the hosts pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pacer {
+    /// HTB classes.
+    Htb,
+    /// Departure times.
+    Edt,
+}
+
+impl Pacer {
+    /// As `roce run --pacer` takes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Htb => "htb",
+            Self::Edt => "edt",
+        }
+    }
+}
+
 /// Checked options.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -74,6 +96,8 @@ pub struct Options {
     pub pmtu: u16,
     /// ACK timeout.
     pub timeout: Duration,
+    /// The hosts' pacer.
+    pub pacer: Pacer,
     /// Traffic over IPv6.
     pub ipv6: bool,
     /// The agents' ingress hook, where it is not their own choice.
@@ -113,13 +137,18 @@ impl RunArgs {
         if let Some(other) = self.ingress.as_deref().filter(|i| !["xdp", "xdp-generic", "tc"].contains(i)) {
             return Err(format!("--ingress {other}: must be xdp, xdp-generic or tc"));
         }
+        let pacer = match self.pacer.as_str() {
+            "htb" => Pacer::Htb,
+            "edt" => Pacer::Edt,
+            other => return Err(format!("--pacer {other}: must be htb or edt")),
+        };
         let agent = match self.roce.as_deref() {
             Some("none") => Agent::None,
             Some(path) => Agent::Program(existing(path.into())?),
             None => Agent::Program(existing(beside_us())?),
         };
         let (ipv6, ingress, json) = (self.ipv6, self.ingress.clone(), self.json);
-        Ok(Options { senders, qps, link, queue, time, pmtu, timeout, ipv6, ingress, json, agent })
+        Ok(Options { senders, qps, link, queue, time, pmtu, timeout, pacer, ipv6, ingress, json, agent })
     }
 }
 
@@ -194,6 +223,7 @@ mod tests {
             time: "10".into(),
             pmtu: "1024".into(),
             timeout: None,
+            pacer: "htb".into(),
             ipv6: false,
             ingress: None,
             json: false,
@@ -205,6 +235,7 @@ mod tests {
     fn defaults_pass_and_absurd_values_are_named() {
         let o = args().check().unwrap();
         assert_eq!((o.link, o.frame(), o.timeout), (100_000_000, 1082, ack_timeout(15)));
+        assert_eq!(o.pacer, Pacer::Htb);
         type Change = fn(&mut RunArgs, String);
         let fields: [(&str, Change, &[&str]); 7] = [
             ("--senders", |a, v| a.senders = v, &["0", "-1", "65", "x", "1.5", ""]),
@@ -212,6 +243,7 @@ mod tests {
             ("--link", |a, v| a.link = v, &["0", "1", "-5m", "100t", "1000g"]),
             ("--queue", |a, v| a.queue = v, &["0", "99999999999999999999"]),
             ("--time", |a, v| a.time = v, &["0", "-1", "nan", "inf", "1e9", "soon"]),
+            ("--pacer", |a, v| a.pacer = v, &["", "off", "EDT"]),
             ("--pmtu", |a, v| a.pmtu = v, &["0", "1000", "8192"]),
             ("--ingress", |a, v| a.ingress = Some(v), &["", "clsact"]),
         ];
