@@ -27,7 +27,8 @@ exit codes: those of the program that was run; 1 a test or check failed; 2 wrong
 ";
 
 /// Options of the lab that take a value.
-const LAB_VALUES: [&str; 8] = ["--senders", "--qps", "--link", "--queue", "--time", "--pmtu", "--timeout", "--pacer"];
+const LAB_VALUES: [&str; 9] =
+    ["--senders", "--qps", "--link", "--queue", "--time", "--pmtu", "--timeout", "--pacer", "--ingress"];
 /// Options of the lab that take none.
 const LAB_FLAGS: [&str; 4] = ["--json", "--ipv6", "--help", "-h"];
 

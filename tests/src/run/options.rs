@@ -237,7 +237,7 @@ mod tests {
         assert_eq!((o.link, o.frame(), o.timeout), (100_000_000, 1082, ack_timeout(15)));
         assert_eq!(o.pacer, Pacer::Htb);
         type Change = fn(&mut RunArgs, String);
-        let fields: [(&str, Change, &[&str]); 7] = [
+        let fields: [(&str, Change, &[&str]); 8] = [
             ("--senders", |a, v| a.senders = v, &["0", "-1", "65", "x", "1.5", ""]),
             ("--qps", |a, v| a.qps = v, &["0", "1000000"]),
             ("--link", |a, v| a.link = v, &["0", "1", "-5m", "100t", "1000g"]),
