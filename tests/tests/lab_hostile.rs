@@ -137,12 +137,14 @@ fn a_cnp_flood_from_the_peer_cuts_once_a_period_and_is_overcome() {
         summary["control"],
         rig::counter(&summary, "ingress", "cnp_ring_full")
     );
-    assert_eq!(rig::counter(&summary, "ingress", "cnp"), u64::from(CNPS));
-    assert_eq!(control("rp_handled"), u64::from(CNPS));
+    // A veth's backlog may drop a few of a flood before any program sees them.
+    let seen = rig::counter(&summary, "ingress", "cnp");
+    assert!(seen >= u64::from(CNPS) * 99 / 100, "{seen}");
+    assert_eq!(control("rp_handled"), seen);
     // The ring's CNPs may be worked off a little later than they came, and what the ring lost is one more sign or two.
     let periods = (flooded + Duration::from_millis(100)).as_nanos() as u64 / params.monitor.0;
     assert!((10..=periods + 3).contains(&control("cuts")), "{} cuts in {periods} periods", control("cuts"));
-    assert_eq!(control("cuts") + control("held_back"), u64::from(CNPS));
+    assert_eq!(control("cuts") + control("held_back"), seen);
     assert!(least >= params.min_rate.bytes_per_sec(), "{least}");
     assert!(recovered > 100 * params.min_rate.bytes_per_sec() && moved > 200_000, "{recovered} {moved}");
 }
