@@ -23,6 +23,10 @@ use crate::{
 const BOOK_TRIES: u32 = 16;
 /// No packet is put off further than this; fq's own horizon is 10 s.
 const HORIZON_NS: u64 = 5_000_000_000;
+/// A limited packet departs no earlier than this from now. On Linux 6.12 packets that were due when fq took them were seen
+/// to pass by those of their own flow that still waited for its timer, and the receiver took that for loss; only what is
+/// not due yet is sure to be queued.
+const LEAD_NS: u64 = 50_000;
 /// `BPF_SKB_TSTAMP_DELIVERY_MONO`: the departure time is on CLOCK_MONOTONIC (Linux 5.18).
 const DELIVERY_MONO: u32 = 1;
 
@@ -72,17 +76,15 @@ pub(crate) fn pace(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packet)
     } else {
         Rate::from_bytes_per_sec(rate.bytes_per_sec).time_for(len).0
     };
-    let Some(departure) = book(cell, now, cost) else {
+    let Some(departure) = book(cell, now + LEAD_NS, cost) else {
         tally.add(Counter::PaceContended);
         return;
     };
-    if departure > now {
-        // SAFETY: the context of this program run. It fails on packets that are not IP only, which ours are.
-        let _ip_always = unsafe { bpf_skb_set_tstamp(ctx.skb.skb, departure, DELIVERY_MONO) };
-    }
+    // SAFETY: the context of this program run. It fails on packets that are not IP only, which ours are.
+    let _ip_always = unsafe { bpf_skb_set_tstamp(ctx.skb.skb, departure, DELIVERY_MONO) };
 }
 
-/// Books `cost` nanoseconds in the limiter and returns when they start.
+/// Books `cost` nanoseconds in the limiter, `now` or later, and returns when they start.
 #[inline(always)]
 fn book(cell: *mut PaceCell, now: u64, cost: u64) -> Option<u64> {
     for _ in 0..BOOK_TRIES {

@@ -19,6 +19,11 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 /// Parent of a root qdisc.
 pub const ROOT: TcHandle = TcHandle { major: 0xffff, minor: 0xffff };
+/// Parent of the clsact and ingress qdiscs.
+const CLSACT: TcHandle = TcHandle { major: 0xffff, minor: 0xfff1 };
+/// Minor numbers of clsact's hooks.
+const CLSACT_INGRESS: u16 = 0xfff2;
+const CLSACT_EGRESS: u16 = 0xfff3;
 
 const TCA_OPTIONS: u16 = 2;
 const TCA_HTB_PARMS: u16 = 1;
@@ -193,6 +198,37 @@ impl Netlink {
     /// When netlink fails.
     pub fn root_qdisc(&mut self, ifindex: u32) -> Result<Option<Qdisc>> {
         Ok(self.qdiscs(ifindex)?.into_iter().find(|q| q.parent == ROOT))
+    }
+
+    /// The kind of the qdisc that holds the tc hooks: `clsact`, or `ingress`, which has no egress hook.
+    ///
+    /// # Errors
+    /// When netlink fails.
+    pub fn hook_qdisc(&mut self, ifindex: u32) -> Result<Option<String>> {
+        Ok(self.qdiscs(ifindex)?.into_iter().find(|q| q.parent == CLSACT).map(|q| q.kind))
+    }
+
+    /// Deletes the clsact qdisc, unless somebody has a filter there.
+    ///
+    /// # Errors
+    /// When netlink fails.
+    pub fn delete_clsact_if_empty(&mut self, ifindex: u32) -> Result<bool> {
+        if self.hook_qdisc(ifindex)?.as_deref() != Some("clsact") {
+            return Ok(false);
+        }
+        for minor in [CLSACT_INGRESS, CLSACT_EGRESS] {
+            let mut message = TcMessage::with_index(ifindex as i32);
+            message.header.parent = TcHandle { major: CLSACT.major, minor };
+            let filters = self
+                .request(RouteNetlinkMessage::GetTrafficFilter(message), NLM_F_DUMP)
+                .context("cannot list the tc filters")?;
+            if !filters.is_empty() {
+                return Ok(false);
+            }
+        }
+        let handle = TcHandle { major: CLSACT.major, minor: 0 };
+        self.delete_qdisc(ifindex, handle, CLSACT).context("cannot delete clsact")?;
+        Ok(true)
     }
 
     /// Adds an HTB root qdisc without a default class: what no filter classifies is sent at once.

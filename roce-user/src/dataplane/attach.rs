@@ -20,7 +20,7 @@ use super::{
     environment,
     pins::{LINK_TC_EGRESS, LINK_TC_INGRESS, LINK_XDP},
 };
-use crate::netlink::LinkInfo;
+use crate::netlink::{LinkInfo, Netlink};
 
 /// TCX, which orders programs and whose links can be pinned, came with Linux 6.6.
 const TCX_SINCE: KernelVersion = KernelVersion::new(6, 6, 0);
@@ -48,6 +48,7 @@ pub struct Attachment {
     pub stale: Option<Removed>,
     /// How the tc programs are attached: `tcx` or `clsact`.
     pub tc_hook: &'static str,
+    ifindex: u32,
     pins: Pins,
     unpinned: Vec<SchedClassifierLink>,
     keep: bool,
@@ -67,27 +68,33 @@ impl Attachment {
     pub fn detach(mut self) -> Result<()> {
         self.unpinned.clear();
         self.keep = true;
+        detach::remove_clsact(&self.pins, self.ifindex)?;
         self.pins.remove().map(drop)
     }
 }
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        if !self.keep
-            && let Err(error) = self.pins.remove()
-        {
-            log::error!("{error:#}");
+        if self.keep {
+            // A filter that is dropped is detached.
+            self.unpinned.drain(..).for_each(std::mem::forget);
+        } else {
+            self.unpinned.clear();
+            let gone = detach::remove_clsact(&self.pins, self.ifindex);
+            if let Err(error) = gone.and_then(|()| self.pins.remove().map(drop)) {
+                log::error!("{error:#}");
+            }
         }
     }
 }
 
-/// Removes the pins of an attachment that did not become whole.
-struct Unwind<'a>(Option<&'a Pins>);
+/// Removes the pins of an attachment that did not become whole, and its clsact.
+struct Unwind<'a>(Option<&'a Pins>, u32);
 
 impl Drop for Unwind<'_> {
     fn drop(&mut self) {
         if let Some(pins) = self.0
-            && let Err(error) = pins.remove()
+            && let Err(error) = detach::remove_clsact(pins, self.1).and_then(|()| pins.remove())
         {
             log::error!("{error:#}");
         }
@@ -110,7 +117,7 @@ pub fn attach(options: &Options) -> Result<Attachment> {
 
     let mut object = Object::load()?;
     let pins = Pins::of(&options.bpffs, link.index)?;
-    let mut unwind = Unwind(Some(&pins));
+    let mut unwind = Unwind(Some(&pins), link.index);
     pins.create()?;
     object.pin_maps(&pins)?;
     let mut maps = Maps::take(&mut object.ebpf)?;
@@ -123,6 +130,9 @@ pub fn attach(options: &Options) -> Result<Attachment> {
     maps.set_config(config)?;
 
     let tcx = KernelVersion::current().context("cannot tell the kernel's version")? >= TCX_SINCE;
+    if !tcx {
+        make_clsact(link, &pins)?;
+    }
     let mut unpinned = Vec::new();
     attach_tc(&mut object, "roce_tc_egress", link, TcAttachType::Egress, tcx, &pins, LINK_TC_EGRESS, &mut unpinned)?;
     config.flags |= Flags::EGRESS_READY;
@@ -140,6 +150,7 @@ pub fn attach(options: &Options) -> Result<Attachment> {
         ebpf: object.ebpf,
         stale,
         tc_hook: if tcx { "tcx" } else { "clsact" },
+        ifindex: link.index,
         pins,
         unpinned,
         keep: false,
@@ -159,6 +170,23 @@ fn refuse_foreign_xdp(link: &LinkInfo, detached_ours: bool) -> Result<()> {
     }
 }
 
+/// Before TCX the tc programs are filters of a clsact qdisc: somebody's, or ours, which then goes with us.
+fn make_clsact(link: &LinkInfo, pins: &Pins) -> Result<()> {
+    let name = &link.name;
+    match Netlink::open()?.hook_qdisc(link.index)?.as_deref() {
+        None => {
+            aya::programs::tc::qdisc_add_clsact(name)
+                .map_err(|e| anyhow!("{name}: cannot add the clsact qdisc: {}", innermost(&e)))?;
+            pins.note_clsact()
+        }
+        Some("clsact") => Ok(()),
+        // It takes an egress program without a word, and runs it on ingress.
+        Some(kind) => bail!(
+            "{name}: its {kind} qdisc has no egress hook, and this kernel has no other (Linux 6.6 has): replace it by clsact (tc qdisc del dev {name} {kind}; tc qdisc add dev {name} clsact)"
+        ),
+    }
+}
+
 #[expect(clippy::too_many_arguments, reason = "a local helper of one function")]
 fn attach_tc(
     object: &mut Object,
@@ -175,10 +203,6 @@ fn attach_tc(
     let options = if tcx {
         TcAttachOptions::TcxOrder(LinkOrder::first())
     } else {
-        // The error for a clsact that exists is the same as for others; attaching shows whether it is there.
-        if let Err(error) = aya::programs::tc::qdisc_add_clsact(name) {
-            log::debug!("{name}: clsact: {error}");
-        }
         TcAttachOptions::Netlink(aya::programs::tc::NlOptions::default())
     };
     let id = prog

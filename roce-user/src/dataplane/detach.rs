@@ -77,6 +77,7 @@ pub fn detach_stale(bpffs: &Path, ifindex: u32) -> Result<Option<Removed>> {
     let name = netlink.links()?.into_iter().find(|l| l.index == ifindex).map(|l| l.name);
     let mut removed = Removed { ifindex, name: name.clone(), ..Removed::default() };
     let pins = Pins::of(bpffs, ifindex)?;
+    let our_clsact = pins.take_clsact()?;
     if pins.exist() {
         removed.pins = pins.remove()?;
     }
@@ -87,6 +88,9 @@ pub fn detach_stale(bpffs: &Path, ifindex: u32) -> Result<Option<Removed>> {
                 removed.filters += 1;
             }
         }
+        if our_clsact {
+            netlink.delete_clsact_if_empty(ifindex).with_context(|| format!("{name}: its clsact"))?;
+        }
         if pacer::is_ours(netlink.root_qdisc(ifindex)?.as_ref()) {
             pacer::remove_root(&mut netlink, ifindex)
                 .with_context(|| format!("{name}: cannot remove our root qdisc"))?;
@@ -94,4 +98,16 @@ pub fn detach_stale(bpffs: &Path, ifindex: u32) -> Result<Option<Removed>> {
         }
     }
     Ok(removed.anything().then_some(removed))
+}
+
+/// Removes the clsact qdisc that an attachment made, once its filters are gone.
+pub(super) fn remove_clsact(pins: &Pins, ifindex: u32) -> Result<()> {
+    if pins.take_clsact()? {
+        let mut netlink = Netlink::open()?;
+        // With the interface it is gone already.
+        if netlink.links()?.iter().any(|l| l.index == ifindex) {
+            netlink.delete_clsact_if_empty(ifindex)?;
+        }
+    }
+    Ok(())
 }

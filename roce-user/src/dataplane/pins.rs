@@ -26,6 +26,9 @@ pub(super) const LINK_TC_INGRESS: &str = "link_tc_ingress";
 /// The tc egress link.
 pub(super) const LINK_TC_EGRESS: &str = "link_tc_egress";
 
+/// A directory, since a BPF filesystem takes no files: the clsact qdisc is ours.
+const CLSACT_IS_OURS: &str = "clsact";
+
 /// The pin directory of one interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pins {
@@ -109,6 +112,28 @@ impl Pins {
         self.dir.exists()
     }
 
+    /// Notes, also for who comes after a crash, that the clsact qdisc is ours.
+    ///
+    /// # Errors
+    /// When the BPF filesystem refuses.
+    pub(super) fn note_clsact(&self) -> Result<()> {
+        let path = self.path(CLSACT_IS_OURS);
+        fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))
+    }
+
+    /// Whether that was noted; the note is gone then.
+    ///
+    /// # Errors
+    /// When the BPF filesystem refuses.
+    pub(super) fn take_clsact(&self) -> Result<bool> {
+        let path = self.path(CLSACT_IS_OURS);
+        match fs::remove_dir(&path) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e).with_context(|| format!("cannot remove {}", path.display())),
+        }
+    }
+
     /// Path of a pin.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
@@ -141,5 +166,23 @@ impl Pins {
             }
         }
         Ok(removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_note_of_a_clsact_is_taken_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let pins = Pins::of(dir.path(), 7).unwrap();
+        pins.create().unwrap();
+        assert!(!pins.take_clsact().unwrap(), "none was made");
+        pins.note_clsact().unwrap();
+        assert!(pins.take_clsact().unwrap());
+        assert!(!pins.take_clsact().unwrap());
+        pins.remove().unwrap();
+        assert!(!pins.exist());
     }
 }
