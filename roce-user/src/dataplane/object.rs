@@ -95,7 +95,7 @@ fn load_error(name: &str, error: ProgramError) -> anyhow::Error {
     if let ProgramError::LoadError { io_error, verifier_log } = &error {
         log::debug!("verifier log of {name}:\n{verifier_log}");
         return anyhow!(
-            "the kernel refuses the BPF program {name}: {io_error} (Linux 5.18 or later is needed; RUST_LOG=debug shows the verifier's log)"
+            "the kernel refuses the BPF program {name}: {io_error} (the oldest kernel it was seen to load on is 6.1; RUST_LOG=debug shows the verifier's log)"
         );
     }
     anyhow::Error::new(error).context(format!("cannot load the BPF program {name}"))
