@@ -53,7 +53,7 @@ impl Icrc {
         header[8] = 0xff;
         header[10] = 0xff;
         header[11] = 0xff;
-        Self(AFTER_LRH).array(&header)
+        Self::start().bytes(&header)
     }
 
     /// Starts over an IPv6 header.
@@ -64,7 +64,7 @@ impl Icrc {
         header[2] = 0xff;
         header[3] = 0xff;
         header[7] = 0xff;
-        Self(AFTER_LRH).array(&header)
+        Self::start().bytes(&header)
     }
 
     /// Continues over a UDP header, its checksum masked.
@@ -72,20 +72,14 @@ impl Icrc {
     pub fn udp(self, mut header: [u8; UdpHdr::LEN]) -> Self {
         header[6] = 0xff;
         header[7] = 0xff;
-        self.array(&header)
+        self.bytes(&header)
     }
 
     /// Continues over a BTH, its congestion bits masked.
     #[inline(always)]
     pub fn bth(self, mut header: [u8; BTH_LEN]) -> Self {
         header[4] = 0xff;
-        self.array(&header)
-    }
-
-    /// Continues over a fixed number of bytes as sent.
-    #[inline(always)]
-    pub fn array<const N: usize>(self, bytes: &[u8; N]) -> Self {
-        self.bytes(bytes)
+        self.bytes(&header)
     }
 
     /// Continues over bytes as sent.

@@ -1,6 +1,6 @@
 //! From settings to a running agent.
 
-use std::{collections::HashMap, io, os::fd::AsRawFd, path::PathBuf};
+use std::{collections::HashMap, io, os::fd::AsRawFd};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::maps::{MapData, RingBuf};
@@ -183,11 +183,6 @@ impl Agent {
             walker: Some(walker),
             logger,
         })
-    }
-
-    /// Where the maps are pinned.
-    pub fn bpffs(&self) -> &PathBuf {
-        &self.plan.settings.bpffs
     }
 }
 
