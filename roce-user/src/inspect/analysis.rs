@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use roce_common::{
     abi::{Direction, FlowKey, MAX_FLOWS, Space, Tap},
     flow::{Flow, refusal},
-    psn::Psn,
+    psn::{Outcome, Psn},
     units::Nanos,
     wire::{Kind, Malformed, Packet, Syndrome, Verdict, icrc},
 };
@@ -13,6 +13,7 @@ use roce_common::{
 use super::{
     attribution::{Attribution, FlowIndex},
     capture::{Capture, Frame},
+    seen::{Seen, SeenPacket},
 };
 use crate::export::{CaptureReport, Counters, DscpCounts, EcnCounts, FlowReport, IcrcCounts, SCHEMA};
 
@@ -73,28 +74,51 @@ impl Analysis {
         }
     }
 
-    /// Takes the next frame.
-    pub(super) fn frame(&mut self, frame: &Frame<'_>) {
+    /// Takes the next frame, and says what it was.
+    pub(super) fn frame(&mut self, frame: &Frame<'_>) -> Seen {
         self.frames += 1;
         self.first_time.get_or_insert(frame.time);
         self.last_time = frame.time;
         match frame.link.parse(&(frame.bytes, frame.wire_len)) {
             Verdict::Roce(packet) => {
                 self.rocev2 += 1;
-                match icrc::is_valid(frame.bytes, &packet) {
+                let icrc_valid = icrc::is_valid(frame.bytes, &packet);
+                match icrc_valid {
                     Some(true) => self.icrc.valid += 1,
                     Some(false) => self.icrc.invalid += 1,
                     None => self.icrc.unchecked += 1,
                 }
-                self.packet(Tap::new(frame.interface, Direction::Ingress), &packet, frame.time);
+                let tap = Tap::new(frame.interface, Direction::Ingress);
+                let mut seen = SeenPacket {
+                    number: frame.number,
+                    packet,
+                    tap,
+                    icrc_valid,
+                    flow: None,
+                    outcome: Outcome::NotTracked,
+                    refused: None,
+                };
+                self.packet(&mut seen, frame.time);
+                Seen::Packet(seen)
             }
-            Verdict::RoceV1 => self.rocev1 += 1,
-            Verdict::NotRoce => self.not_roce += 1,
-            Verdict::Malformed(reason) => self.malformed[reason as usize] += 1,
+            Verdict::RoceV1 => {
+                self.rocev1 += 1;
+                Seen::RoceV1
+            }
+            Verdict::NotRoce => {
+                self.not_roce += 1;
+                Seen::NotRoce
+            }
+            Verdict::Malformed(reason) => {
+                self.malformed[reason as usize] += 1;
+                Seen::Malformed(reason)
+            }
         }
     }
 
-    fn packet(&mut self, tap: Tap, packet: &Packet, now: Nanos) {
+    /// Counts a packet and completes what is said of it.
+    fn packet(&mut self, seen: &mut SeenPacket, now: Nanos) {
+        let (tap, packet) = (seen.tap, &seen.packet);
         let space = match packet.bth.opcode.kind() {
             Kind::Cnp => {
                 self.cnp += 1;
@@ -111,30 +135,33 @@ impl Analysis {
             self.flows_refused += 1;
             return;
         };
+        seen.flow = Some(number);
         let entry = &mut self.entries[number];
-        entry.observe(packet, now);
+        seen.outcome = entry.observe(packet, now);
         match space {
             Space::Request => self.attribution.request(number, &key, packet, &self.entries[number].flow.tracker),
-            Space::Response => self.response(tap, packet),
+            Space::Response => seen.refused = self.response(tap, packet),
         }
     }
 
-    /// Learns from a response which flow its QP sends, and tells that flow what the response refuses.
-    fn response(&mut self, tap: Tap, packet: &Packet) {
+    /// Learns from a response which flow its QP sends, and tells that flow what the response refuses. Returns the flow
+    /// that was told.
+    fn response(&mut self, tap: Tap, packet: &Packet) -> Option<FlowIndex> {
         self.attribution.response(tap, packet);
-        let Some(syndrome) = refusal(packet) else { return };
+        let syndrome = refusal(packet)?;
         if !matches!(syndrome, Syndrome::PsnSequence | Syndrome::RnrNak(_)) {
-            return;
+            return None;
         }
         let entries = &self.entries;
         let in_window = |flow: FlowIndex, psn: Psn| entries[flow].flow.tracker.in_window(psn);
-        let Some(flow) = self.attribution.refused(tap, packet, in_window) else { return };
+        let flow = self.attribution.refused(tap, packet, in_window)?;
         let tracker = &mut self.entries[flow].flow.tracker;
         if syndrome == Syndrome::PsnSequence {
             tracker.note_sequence_nak(packet.bth.psn);
         } else {
             tracker.note_rnr_nak(packet.bth.psn);
         }
+        Some(flow)
     }
 
     /// The number of the flow, new or known; `None` where there is no room for another.
@@ -195,12 +222,13 @@ impl Analysis {
 }
 
 impl Entry {
-    fn observe(&mut self, packet: &Packet, now: Nanos) {
+    fn observe(&mut self, packet: &Packet, now: Nanos) -> Outcome {
         let others = self.flow.dscp_others;
-        self.flow.observe(packet, now);
+        let outcome = self.flow.observe(packet, now);
         if self.flow.dscp_others != others {
             self.dscps.get_or_insert_with(|| Box::new([0; 64]))[usize::from(packet.dscp().get())] += 1;
         }
+        outcome
     }
 
     fn report(&self, interfaces: &[String]) -> FlowReport {

@@ -18,6 +18,8 @@ use super::link::LinkLayer;
 
 /// A frame as captured.
 pub(super) struct Frame<'a> {
+    /// Its number, counted from 1 as Wireshark counts: through the file, and on through files that are read as one.
+    pub(super) number: u64,
     /// Number of the interface, counted through the file.
     pub(super) interface: u32,
     /// What its first byte is.
@@ -115,6 +117,7 @@ fn read_pcap(input: Input, each: &mut impl FnMut(&Frame<'_>)) -> Result<Capture>
         records += 1;
         let fraction = u64::from(record.ts_frac) * nanos_per_tick;
         each(&Frame {
+            number: records,
             interface: 0,
             link,
             time: Nanos(u64::from(record.ts_sec) * Nanos::SECOND.0 + fraction),
@@ -145,7 +148,7 @@ fn read_pcapng(input: Input, each: &mut impl FnMut(&Frame<'_>)) -> Result<Captur
     let mut capture = Capture::default();
     // Numbers of interfaces start anew with every section; ours go on.
     let mut section: Vec<Interface> = Vec::new();
-    let mut blocks = 1;
+    let (mut blocks, mut frames) = (1, 0);
     loop {
         let block = match reader.next_raw_block() {
             None => break,
@@ -193,7 +196,9 @@ fn read_pcapng(input: Input, each: &mut impl FnMut(&Frame<'_>)) -> Result<Captur
                 let number = first_of_section + packet.interface as usize;
                 let link = LinkLayer::new(interface.link)
                     .with_context(|| format!("interface {}", capture.interfaces[number]))?;
+                frames += 1;
                 each(&Frame {
+                    number: frames,
                     interface: number as u32,
                     link,
                     time: time_of(packet.ticks, interface.ticks),

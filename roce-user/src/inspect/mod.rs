@@ -7,6 +7,7 @@ mod analysis;
 mod attribution;
 mod capture;
 mod link;
+mod seen;
 mod table;
 
 #[cfg(test)]
@@ -91,7 +92,7 @@ fn inspect(file: &Path) -> Result<(CaptureReport, Nanos)> {
     let mut analysis = Analysis::default();
     let name = file.display().to_string();
     let capture =
-        capture::read(file, |frame| analysis.frame(frame)).with_context(|| format!("cannot inspect {name}"))?;
+        capture::read(file, |frame| _ = analysis.frame(frame)).with_context(|| format!("cannot inspect {name}"))?;
     let duration = analysis.duration();
     Ok((analysis.finish(name, capture), duration))
 }

@@ -1,7 +1,7 @@
 //! Whom NAKs and CNPs are attributed to, and what happens at the limits, on frames made for the purpose.
 
 use roce_common::{
-    psn::Psn,
+    psn::{Outcome, Psn},
     units::{Addr, Nanos, Qpn},
     wire::{Aeth, Bth, Opcode, Reth, emit, source_port},
 };
@@ -10,6 +10,7 @@ use super::{
     analysis::Analysis,
     capture::{Capture, Frame},
     link::LinkLayer,
+    seen::Seen,
 };
 use crate::export::{CaptureReport, FlowReport};
 
@@ -20,11 +21,14 @@ const B: Addr = Addr::v4([10, 0, 0, 2]);
 struct Bench {
     analysis: Analysis,
     interface: u32,
+    number: u64,
+    /// What the newest frame was.
+    seen: Option<Seen>,
 }
 
 impl Bench {
     fn new() -> Self {
-        Self { analysis: Analysis::default(), interface: 0 }
+        Self { analysis: Analysis::default(), interface: 0, number: 0, seen: None }
     }
 
     fn send(&mut self, (src, dst): (Addr, Addr), port: u16, bth: &Bth, ext: &emit::Ext, payload: usize) {
@@ -36,13 +40,15 @@ impl Bench {
     }
 
     fn frame(&mut self, bytes: &[u8]) {
-        self.analysis.frame(&Frame {
+        self.number += 1;
+        self.seen = Some(self.analysis.frame(&Frame {
+            number: self.number,
             interface: self.interface,
             link: LinkLayer::Ethernet,
             time: Nanos(0),
             bytes,
             wire_len: bytes.len(),
-        });
+        }));
     }
 
     /// A WRITE packet A → B of a QP at A to QP `to` at B.
@@ -196,7 +202,7 @@ fn taps_do_not_answer_for_each_other() {
 
 #[test]
 fn flows_beyond_the_limit_are_counted_at_the_top_only() {
-    let mut bench = Bench { analysis: Analysis::new(3), interface: 0 };
+    let mut bench = Bench { analysis: Analysis::new(3), interface: 0, number: 0, seen: None };
     for i in 0..40 {
         bench.write(1, 2 + i % 10, i / 10);
         bench.answer(1, 50 + i, 0, 0x60);
@@ -289,4 +295,36 @@ fn a_retry_after_an_rnr_nak_is_a_retransmission_even_where_it_fills_a_hole() {
     };
     assert_eq!(run(0x2c), (1, 1, 0, 1, 1));
     assert_eq!(run(0x1f), (1, 0, 1, 0, 0));
+}
+
+#[test]
+fn every_frame_is_told_what_it_was() {
+    let mut bench = Bench::new();
+    let mut seen = Vec::new();
+    for psn in [10, 11, 13, 12, 13] {
+        bench.write(1, 17, psn);
+        seen.push(bench.seen);
+    }
+    bench.answer(1, 40, 13, 0x60);
+    seen.push(bench.seen);
+    bench.frame(&[0; 60]);
+    let told: Vec<_> = seen
+        .iter()
+        .map(|s| match s {
+            Some(Seen::Packet(p)) => (p.number, p.flow, p.outcome, p.refused),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (1, Some(0), Outcome::First, None),
+            (2, Some(0), Outcome::InOrder, None),
+            (3, Some(0), Outcome::Gap(1), None),
+            (4, Some(0), Outcome::Filled(1), None),
+            (5, Some(0), Outcome::Duplicate, None),
+            (6, Some(1), Outcome::NotTracked, Some(0)),
+        ]
+    );
+    assert_eq!(bench.seen, Some(Seen::NotRoce));
 }
