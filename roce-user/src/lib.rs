@@ -9,5 +9,6 @@ pub mod export;
 pub mod inspect;
 pub mod netlink;
 pub mod pacer;
+pub mod plot;
 pub mod rdma;
 pub mod tui;
