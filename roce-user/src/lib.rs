@@ -6,6 +6,7 @@ pub mod config;
 pub mod control;
 pub mod dataplane;
 pub mod export;
+pub mod findings;
 pub mod inspect;
 pub mod netlink;
 pub mod pacer;

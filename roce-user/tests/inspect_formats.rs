@@ -149,6 +149,10 @@ fn anonymous(mut report: CaptureReport) -> CaptureReport {
     for flow in &mut report.flows {
         flow.tap.clear();
     }
+    for finding in &mut report.findings {
+        let subjects = finding.flows.iter_mut().chain(finding.evidence.iter_mut().map(|e| &mut e.at));
+        subjects.for_each(|s| s.tap = None);
+    }
     report
 }
 

@@ -10,6 +10,8 @@ use roce_common::{
 };
 use serde::Serialize;
 
+use crate::findings::FindingReport;
+
 /// Version of the JSON contract. Fields may be added under it; none changes its meaning.
 pub const SCHEMA: u32 = 1;
 
@@ -256,6 +258,8 @@ pub struct CaptureReport {
     /// Why the file was not read to its end, where it was not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub incomplete: Option<String>,
+    /// What somebody should know, the gravest first.
+    pub findings: Vec<FindingReport>,
     /// The flows in the order of their first packets.
     pub flows: Vec<FlowReport>,
 }

@@ -14,8 +14,12 @@ use super::{
     attribution::{Attribution, FlowIndex},
     capture::{Capture, Frame},
     seen::{Seen, SeenPacket},
+    watch::Watch,
 };
-use crate::export::{CaptureReport, Counters, DscpCounts, EcnCounts, FlowReport, IcrcCounts, SCHEMA};
+use crate::{
+    export::{CaptureReport, Counters, DscpCounts, EcnCounts, FlowReport, IcrcCounts, SCHEMA},
+    findings::{Code, Subject, rules},
+};
 
 /// A flow and what the file's reader can afford beyond what the kernel keeps.
 struct Entry {
@@ -41,6 +45,7 @@ pub(super) struct Analysis {
     index: HashMap<FlowKey, FlowIndex>,
     entries: Vec<Entry>,
     attribution: Attribution,
+    watch: Watch,
     first_time: Option<Nanos>,
     last_time: Nanos,
 }
@@ -69,6 +74,7 @@ impl Analysis {
             index: HashMap::new(),
             entries: Vec::new(),
             attribution: Attribution::new(most_flows),
+            watch: Watch::default(),
             first_time: None,
             last_time: Nanos(0),
         }
@@ -76,6 +82,12 @@ impl Analysis {
 
     /// Takes the next frame, and says what it was.
     pub(super) fn frame(&mut self, frame: &Frame<'_>) -> Seen {
+        let seen = self.count(frame);
+        self.watch.frame(frame, &seen);
+        seen
+    }
+
+    fn count(&mut self, frame: &Frame<'_>) -> Seen {
         self.frames += 1;
         self.first_time.get_or_insert(frame.time);
         self.last_time = frame.time;
@@ -188,12 +200,14 @@ impl Analysis {
         for (flow, cnps) in self.attribution.cnps_by_flow(&self.index) {
             self.entries[flow].flow.cnp += cnps;
         }
+        self.judge(&capture);
+        let tap_name = |tap: Tap| capture.interfaces.get(tap.ifindex() as usize).cloned().unwrap_or_default();
         let mut counters = Counters::default();
         let flows: Vec<_> = self
             .entries
             .iter()
             .map(|entry| {
-                let report = entry.report(&capture.interfaces);
+                let report = entry.report(tap_name(entry.key.tap));
                 counters.add(&report.counters);
                 report
             })
@@ -216,8 +230,18 @@ impl Analysis {
             counters,
             flows_refused: self.flows_refused,
             incomplete: capture.incomplete,
+            findings: self.watch.findings().report(tap_name),
             flows,
         }
+    }
+
+    /// Judges what can only be judged at the end.
+    fn judge(&mut self, capture: &Capture) {
+        let findings = self.watch.findings();
+        if capture.incomplete.is_some() {
+            findings.add(Code::TruncatedCapture, Subject::Capture, 1);
+        }
+        rules::judge(findings, self.entries.iter().map(|e| rules::View { key: &e.key, flow: &e.flow, partner: None }));
     }
 }
 
@@ -231,8 +255,7 @@ impl Entry {
         outcome
     }
 
-    fn report(&self, interfaces: &[String]) -> FlowReport {
-        let tap = interfaces.get(self.key.tap.ifindex() as usize).cloned().unwrap_or_default();
+    fn report(&self, tap: String) -> FlowReport {
         let mut report = FlowReport::new(&self.key, &self.flow, tap);
         if let Some(dscps) = &self.dscps {
             report.dscp.remove("other");

@@ -9,6 +9,7 @@ mod capture;
 mod link;
 mod seen;
 mod table;
+mod watch;
 
 #[cfg(test)]
 mod tests;

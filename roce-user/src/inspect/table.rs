@@ -4,7 +4,10 @@ use std::io::{Result, Write};
 
 use roce_common::units::Nanos;
 
-use crate::export::{CaptureReport, Counters, FlowReport, NakCounts};
+use crate::{
+    export::{CaptureReport, Counters, FlowReport, NakCounts},
+    findings::SubjectReport,
+};
 
 /// Flows shown; JSON has them all.
 const MOST_ROWS: usize = 64;
@@ -84,39 +87,44 @@ fn nak_kinds(nak: &NakCounts) -> String {
     format!(" ({})", join(kinds.iter().filter(|k| k.0 > 0).map(|(n, name)| format!("{n} {name}"))))
 }
 
+/// Frames and flows named with each finding; JSON has more of them.
+const MOST_NAMED: usize = 6;
+
 fn findings(out: &mut impl Write, r: &CaptureReport) -> Result<()> {
-    let c = &r.counters;
-    let found = [
-        (r.incomplete.is_some(), format!("incomplete: {}", r.incomplete.as_deref().unwrap_or_default())),
-        (
-            c.lost + c.lost_again > 0,
-            format!(
-                "{} packets were lost before this tap, {} of them retransmissions",
-                c.lost + c.lost_again,
-                c.lost_again
-            ),
-        ),
-        (
-            c.lost_after_tap > 0,
-            format!("{} losses after this tap: the peer asked again for what had passed", c.lost_after_tap),
-        ),
-        (c.reasked > 0, format!("READs were asked again {} times: their responses were lost or late", c.reasked)),
-        (
-            c.rnr_nak > 0,
-            format!("the responder was not ready {} times: receive buffers are posted too late", c.rnr_nak),
-        ),
-        (
-            c.nak.total() > c.nak.psn_sequence,
-            format!("{} NAKs that end a queue pair{}", c.nak.total() - c.nak.psn_sequence, nak_kinds(&c.nak)),
-        ),
-        (r.ecn.ce > 0 && r.cnp == 0, format!("{} packets carry CE and there is no CNP: nobody slows down", r.ecn.ce)),
-        (r.icrc.invalid > 0, format!("{} packets have a wrong ICRC: a receiver drops them", r.icrc.invalid)),
-        (r.flows_refused > 0, format!("{} packets of flows beyond the number kept are in no flow", r.flows_refused)),
-    ];
-    for (_, text) in found.iter().filter(|f| f.0) {
-        writeln!(out, "  ! {text}")?;
+    if let Some(reason) = &r.incomplete {
+        writeln!(out, "  ! incomplete: {reason}")?;
+    }
+    if r.flows_refused > 0 {
+        writeln!(out, "  ! {} packets of flows beyond the number kept are in no flow", r.flows_refused)?;
+    }
+    for f in &r.findings {
+        writeln!(out, "  {:<8}{}: {}", f.severity.name(), f.code, f.seen)?;
+        let named = f.flows.iter().take(MOST_NAMED).filter_map(subject);
+        let named: Vec<_> = named.collect();
+        if !named.is_empty() {
+            let more = f.subjects.saturating_sub(named.len() as u64);
+            let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+            writeln!(out, "            {}{more}", named.join(", "))?;
+        }
+        let frames: Vec<_> =
+            f.evidence.iter().filter_map(|e| e.frame).take(MOST_NAMED).map(|n| n.to_string()).collect();
+        if !frames.is_empty() {
+            let more = if f.evidence.len() > frames.len() { ", …" } else { "" };
+            writeln!(out, "            frames {}{more}", frames.join(", "))?;
+        }
+        writeln!(out, "            check: {}", f.check)?;
     }
     Ok(())
+}
+
+/// Whom a finding is about; `None` where it is the capture.
+fn subject(s: &SubjectReport) -> Option<String> {
+    let src = s.src?;
+    Some(match (s.dst, s.dest_qp) {
+        (Some(dst), Some(qp)) => format!("{src} → {dst} QP {qp}"),
+        (Some(dst), None) => format!("{src} → {dst}"),
+        _ => src.to_string(),
+    })
 }
 
 /// A column: title, value, and whether it is shown where every value is 0.

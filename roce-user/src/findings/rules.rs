@@ -1,0 +1,147 @@
+//! Rules that judge whole flows, paths and hosts by their numbers. They need no packets, so they serve captures at their
+//! end and a running attachment at any time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use roce_common::{
+    abi::{FlowKey, Space, Tap},
+    flow::{Flow, NakKind},
+    units::{Addr, Dscp},
+    wire::Service,
+};
+
+use super::{Code, Findings, Subject};
+
+/// A flow is judged by its markings from this many packets on: below, a connection's first packets or a single probe would
+/// be called a misconfigured sender.
+pub const MARKING_LEAST: u64 = 16;
+/// Packets, all CE, that a flow needs to be called marked at its source. A queue above its upper threshold marks every
+/// packet too, but RED over 64 packets in a row does so only in a standing queue, which is worth the same look.
+pub const CE_AT_SOURCE_LEAST: u64 = 64;
+/// CE packets without any CNP that a flow needs to be called unanswered. The receiver answers the first one at once; the
+/// rest allows for a capture that ends just then, and for intervals between CNPs, which only matter after the first.
+pub const CE_WITHOUT_CNP_LEAST: u64 = 8;
+/// Queue pairs between two hosts that all use one UDP source port. Two or three may collide by chance in a hash of 14
+/// bits, four in a row do so once in 4·10^12.
+pub const ONE_PORT_QPS_LEAST: usize = 4;
+/// The DSCP of CNPs that NIC vendors set by default.
+pub const CNP_DSCP: u8 = 48;
+
+/// What the rules look at: a flow with its key.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    /// Which flow.
+    pub key: &'a FlowKey,
+    /// Its numbers.
+    pub flow: &'a Flow,
+    /// The flow that answers this one, or is answered by it, where the pairing is certain.
+    pub partner: Option<&'a Flow>,
+}
+
+/// Judges all flows of a tap set, at the end or at any time; pass each flow once.
+pub fn judge<'a>(findings: &mut Findings, flows: impl Iterator<Item = View<'a>> + Clone) {
+    let talking: BTreeSet<(Tap, Addr, Addr)> = flows.clone().map(|v| (v.key.tap, v.key.src, v.key.dst)).collect();
+    for view in flows.clone() {
+        let answers_pass = talking.contains(&(view.key.tap, view.key.dst, view.key.src));
+        markings(findings, &view, answers_pass);
+        refusals(findings, &view);
+    }
+    ports(findings, flows.clone());
+    hosts(findings, flows);
+}
+
+/// ECN and DSCP of one flow.
+fn markings(findings: &mut Findings, view: &View<'_>, answers_pass: bool) {
+    let View { key, flow, partner } = *view;
+    if !is_data(key, flow) {
+        return;
+    }
+    let [not_ect, _, _, ce] = flow.ecn;
+    if flow.packets >= MARKING_LEAST {
+        if not_ect == flow.packets {
+            findings.add(Code::NotEct, *key, 1);
+        }
+        if sole_dscp(flow) == Dscp::new(0) {
+            findings.add(Code::DscpUnmarked, *key, 1);
+        }
+    }
+    if flow.dscps().count() > 1 {
+        findings.add(Code::DscpMixedInFlow, *key, 1);
+    }
+    if ce == flow.packets && ce >= CE_AT_SOURCE_LEAST {
+        findings.add(Code::CeAtSource, *key, 1);
+    }
+    if ce >= CE_WITHOUT_CNP_LEAST && flow.cnp == 0 && answers_pass {
+        findings.add(Code::CeWithoutCnp, *key, 1);
+    }
+    if flow.cnp > 0 && ce == 0 {
+        findings.add(Code::CnpWithoutCe, *key, 1);
+    }
+    if key.space() == Space::Request
+        && let Some(partner) = partner
+        && let (Some(asked), Some(answered)) = (sole_dscp(flow), sole_dscp(partner))
+        && asked != answered
+    {
+        findings.add(Code::DscpAsymmetric, *key, 1);
+    }
+}
+
+/// What a responder refused in one flow.
+fn refusals(findings: &mut Findings, view: &View<'_>) {
+    let nak = |kind: NakKind| u64::from(view.flow.nak[kind as usize]);
+    let fatal = nak(NakKind::InvalidRequest) + nak(NakKind::RemoteAccess) + nak(NakKind::RemoteOperational);
+    findings.add(Code::NakFatal, *view.key, fatal + nak(NakKind::Other));
+    findings.add(Code::RnrNotLoss, *view.key, u64::from(view.flow.rnr_nak));
+}
+
+/// Source ports of the queue pairs between two hosts.
+fn ports<'a>(findings: &mut Findings, flows: impl Iterator<Item = View<'a>>) {
+    let mut paths: BTreeMap<(Tap, Addr, Addr), Vec<u16>> = BTreeMap::new();
+    for View { key, flow, .. } in flows {
+        if key.space() == Space::Request && is_connected(flow) {
+            paths.entry((key.tap, key.src, key.dst)).or_default().push(flow.src_port);
+        }
+    }
+    for ((tap, src, dst), ports) in paths {
+        if ports.len() >= ONE_PORT_QPS_LEAST && ports.iter().all(|port| *port == ports[0]) {
+            findings.add(Code::OnePortManyQps, Subject::Path(tap, src, dst), 1);
+        }
+    }
+}
+
+/// DSCPs of the data that one host sends.
+fn hosts<'a>(findings: &mut Findings, flows: impl Iterator<Item = View<'a>>) {
+    let mut hosts: BTreeMap<(Tap, Addr), BTreeSet<Dscp>> = BTreeMap::new();
+    for View { key, flow, .. } in flows {
+        if is_data(key, flow)
+            && let Some(dscp) = sole_dscp(flow)
+        {
+            hosts.entry((key.tap, key.src)).or_default().insert(dscp);
+        }
+    }
+    for ((tap, host), dscps) in hosts {
+        if dscps.len() > 1 {
+            findings.add(Code::DscpMixedOnHost, Subject::Host(tap, host), 1);
+        }
+    }
+}
+
+/// The only DSCP of a flow.
+fn sole_dscp(flow: &Flow) -> Option<Dscp> {
+    let mut dscps = flow.dscps();
+    match (dscps.next(), dscps.next()) {
+        (Some((dscp, _)), None) => dscp,
+        _ => None,
+    }
+}
+
+/// Whether the flow carries an application's data: payload, and not to the management queue pairs. ACKs have their own
+/// class on some networks, and a few ACKs say little about a sender.
+fn is_data(key: &FlowKey, flow: &Flow) -> bool {
+    key.dest_qp().get() > 1 && flow.bytes > 0
+}
+
+/// Whether the flow belongs to a connected queue pair.
+fn is_connected(flow: &Flow) -> bool {
+    flow.opcode().is_some_and(|o| matches!(o.service(), Service::Rc | Service::Uc | Service::Xrc))
+}
