@@ -97,6 +97,16 @@ impl Rate {
         }
         Nanos((bytes * 1_000_000_000).div_ceil(self.0))
     }
+
+    /// The bytes that `time` carries at this rate, rounded down; saturates. 64-bit arithmetic only: exact for rates below
+    /// 2^34 bytes per second, above to 33 bits.
+    pub const fn bytes_in(self, time: Nanos) -> u64 {
+        let (seconds, rest) = (time.0 / 1_000_000_000, time.0 % 1_000_000_000);
+        // A factor of 34 bits and one of 30: their product fits.
+        let shift = (u64::BITS - self.0.leading_zeros()).saturating_sub(34);
+        let part = ((self.0 >> shift) * rest / 1_000_000_000) << shift;
+        self.0.saturating_mul(seconds).saturating_add(part)
+    }
 }
 
 /// A differentiated services code point, 6 bits.

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use roce_common::{
     abi,
-    dcqcn::{ONE, Params},
+    dcqcn::{Fabric, ONE, Params},
     units::{Dscp, Nanos, Rate},
 };
 use serde::{Deserialize, Deserializer};
@@ -112,6 +112,8 @@ choices! {
         Soft,
         /// The SIGCOMM 2015 paper's, for 40 Gb/s
         Paper,
+        /// What NVIDIA's adapters start with
+        Nvidia,
     }
 }
 
@@ -447,8 +449,9 @@ impl Settings {
         ensure!((64..=16_384).contains(&packet_bytes), "packet_bytes must be 64 to 16384, not {packet_bytes}");
         let preset = c.preset.unwrap_or(Preset::Soft);
         let mut params = match preset {
-            Preset::Soft => Params::soft(link_rate, packet_bytes),
+            Preset::Soft => Params::soft(Fabric::new(link_rate, packet_bytes)),
             Preset::Paper => Params::paper(link_rate),
+            Preset::Nvidia => Params::nvidia(link_rate),
         };
         if let Some(interval) = c.cnp_interval {
             params.cnp_interval = interval.0;

@@ -12,7 +12,7 @@ use std::{
 use nix::sys::signal::Signal;
 use roce_common::{
     abi::{Counter, Direction, MAX_FLOWS, PairKey, PeerQp},
-    dcqcn::params::Params,
+    dcqcn::{Fabric, Params},
     units::{Addr, Qpn, Rate},
     wire::{self, Opcode, Verdict},
 };
@@ -108,7 +108,7 @@ fn a_cnp_flood_from_the_peer_cuts_once_a_period_and_is_overcome() {
     needs_root!();
     const CNPS: u32 = 60_000;
     let victim = Victim::new();
-    let params = Params::soft(LINK, 1_098).rp;
+    let params = Params::soft(Fabric::new(LINK, 1_098)).rp;
     let over = AtomicBool::new(false);
     let begin = Instant::now();
     let (mut least, mut most) = (u64::MAX, 0);

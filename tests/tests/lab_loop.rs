@@ -9,7 +9,7 @@ use std::{
 
 use roce_common::{
     abi::{PairKey, PeerQp},
-    dcqcn::params::Params,
+    dcqcn::{Fabric, Params},
     units::{Addr, Ecn, Qpn, Rate},
     wire::{Opcode, icrc},
 };
@@ -161,7 +161,7 @@ fn check_cnps(seen: &[Seen], flows: &[Flow], interval: Duration) -> HashMap<u32,
 
 fn interval(rate: &str, packet: u32) -> Duration {
     let rate = Rate::from_bits_per_sec(rate.strip_suffix('m').unwrap().parse::<u64>().unwrap() * 1_000_000);
-    Duration::from_nanos(Params::soft(rate, packet).cnp_interval.0)
+    Duration::from_nanos(Params::soft(Fabric::new(rate, packet)).cnp_interval.0)
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
     vec::Vec,
 };
 
-use super::{Params, Rp, cp, np};
+use super::{Fabric, Params, Rp, cp, np};
 use crate::units::{Nanos, Rate};
 
 const MS: u64 = 1_000_000;
@@ -284,7 +284,7 @@ impl Model {
             s.rp = Some(Rp::new(params, now));
         }
         let Some(rp) = s.rp.as_mut() else { return };
-        rp.advance(now, sent);
+        rp.advance(now, Some(sent));
         if cnp {
             rp.on_cnp(now);
         }
@@ -377,7 +377,7 @@ fn the_soft_set_is_fair_fast_and_lossless_once_started() {
     for window in [64, 128] {
         for n in [2, 4, 8, 16] {
             let s = Setup { window, ..Setup::lab(n, 1) };
-            let p = Params::soft(s.link, s.packet);
+            let p = Params::soft(Fabric::new(s.link, s.packet));
             let o = Model::new(s, p).run();
             failed |= o.drops[1] > 0 || o.utilisation[1] < 0.95 || o.jain < 0.95;
             table += &format!("window {window:3} {}\n", row("soft", n, &o));
@@ -392,7 +392,7 @@ fn the_soft_set_is_fair_fast_and_lossless_once_started() {
 fn the_default_lab_loses_little_to_its_start() {
     for (seed, latency) in [(1, (200_000, 500_000)), (2, (MS, 3 * MS)), (3, (MS, 3 * MS)), (4, (2 * MS, 5 * MS))] {
         let s = Setup { window: 128, latency, ..Setup::lab(4, seed) };
-        let p = Params::soft(s.link, s.packet);
+        let p = Params::soft(Fabric::new(s.link, s.packet));
         let o = Model::new(s, p).run();
         let row = row("soft", 4, &o);
         std::println!("seed {seed} {row}");

@@ -1,31 +1,78 @@
-//! The constants of DCQCN.
+//! The constants of DCQCN, and which of them make sense together.
 
 use super::ONE;
 use crate::units::{Nanos, Rate};
 
+/// When α changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AlphaUpdate {
+    /// α rises with every CNP that cuts, and decays after each `alpha_timer` without one (SIGCOMM'15 equations 1 and 2).
+    AtCnp,
+    /// α changes once per `alpha_timer`: up when a CNP came within it, down when none did (`dce_tcp_rtt`).
+    EveryPeriod,
+}
+
+/// Which increase is the last of fast recovery.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Boundary {
+    /// A stage below F is fast recovery: the increase with number F is the first additive one (SIGCOMM'15 §3).
+    Below,
+    /// A stage up to F is fast recovery: F increases of it come before the first additive one. This is what counting an
+    /// increase behind the comparison, instead of before it, comes to.
+    UpTo,
+}
+
 /// Everything the reaction point needs to know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RpParams {
-    /// Line rate: where a flow starts and what recovery ends at.
+    /// Rate of the link.
     pub line: Rate,
-    /// No cut goes below this.
+    /// `rpg_max_rate`: no limiter goes above this, and one that reaches it recovered; 0 = `line`.
+    pub max_rate: Rate,
+    /// `rpg_min_rate`: no cut goes below this.
     pub min_rate: Rate,
-    /// g, the weight of a CNP in α, in 1/65536.
+    /// g, the weight of a CNP in α, in 1/65536 (`dce_tcp_g` is 1 − g in 1/1024).
     pub g: u32,
-    /// F, the number of increases of fast recovery.
-    pub fast_recovery: u32,
-    /// B, bytes sent per increase.
-    pub byte_period: u64,
-    /// T, time per increase.
-    pub timer: Nanos,
-    /// K, time without a CNP after which α decays.
+    /// α at the first CNP, in 1/65536 (`initial_alpha_value` in 1/1024).
+    pub initial_alpha: u32,
+    /// When α changes.
+    pub alpha_update: AlphaUpdate,
+    /// K, `dce_tcp_rtt`: the period of α.
     pub alpha_timer: Nanos,
-    /// R_AI, the additive step of the target rate.
-    pub additive: Rate,
-    /// R_HAI, the unit of the hyper-active step.
-    pub hyper: Rate,
-    /// A CNP within this time of the last cut does not cut again.
+    /// `rpg_gd`: a cut takes α·2^10 / 2^gd of the rate; 11 is α/2.
+    pub gd: u32,
+    /// `rpg_min_dec_fac`: a cut leaves at least this many per cent of the rate.
+    pub least_kept_percent: u32,
+    /// `rate_reduce_monitor_period`: a CNP within this time of the last cut does not cut again.
     pub monitor: Nanos,
+    /// `rate_to_set_on_first_cnp`: what the first CNP sets the rate to, instead of a cut; 0 = it cuts like any other.
+    pub first_cnp_rate: Rate,
+    /// `clamp_tgt_rate`: every cut sets the target to the rate before it. Otherwise only a cut behind an increase by the
+    /// byte counter does.
+    pub clamp_target: bool,
+    /// `clamp_tgt_rate_after_time_inc`: a cut behind an increase by the timer sets the target too.
+    pub clamp_target_after_timer: bool,
+    /// F, `rpg_threshold`: the stage at which fast recovery ends.
+    pub fast_recovery: u32,
+    /// How a stage compares with F.
+    pub boundary: Boundary,
+    /// T, `rpg_time_reset`: time per increase.
+    pub timer: Nanos,
+    /// B, `rpg_byte_reset`: bytes sent per increase. 0 = the timer alone raises the rate; then its count is the stage, and
+    /// a hyper increase is one `hyper` however high the stage.
+    pub byte_period: u64,
+    /// R_AI, `rpg_ai_rate`: the additive step of the target rate.
+    pub additive: Rate,
+    /// R_HAI, `rpg_hai_rate`: the unit of the hyper step.
+    pub hyper: Rate,
+    /// The first rate of a flow whose limiter exists from its first packet ([`Rp::start`](super::Rp::start)); 0 = the
+    /// highest rate.
+    pub start_rate: Rate,
+    /// The least share of its rate, in 1/65536, that a flow must have used in a timer period for that period to raise it;
+    /// 0 = the timer raises idle flows too.
+    pub usage: u32,
+    /// A flow that sent nothing for this long has forgotten its rate and starts anew; 0 = never. Needs `usage`.
+    pub idle_restart: Nanos,
 }
 
 /// A complete set: reaction, notification and congestion point.
@@ -33,7 +80,7 @@ pub struct RpParams {
 pub struct Params {
     /// Reaction point.
     pub rp: RpParams,
-    /// N, least time between two CNPs to one queue pair.
+    /// N, `min_time_between_cnps`: least time between two CNPs to one queue pair.
     pub cnp_interval: Nanos,
     /// Marking starts above this queue depth, bytes.
     pub kmin: u32,
@@ -48,193 +95,165 @@ pub struct Params {
 pub enum ParamError {
     /// The line rate is zero or above 2^40 bytes per second.
     Line,
-    /// The minimum rate is zero or above the line rate.
+    /// The maximum rate is above the line rate.
+    MaxRate,
+    /// The minimum rate is zero or above the maximum.
     MinRate,
+    /// The start rate is below the minimum or above the maximum.
+    StartRate,
+    /// The rate of the first CNP is below the minimum or above the maximum.
+    FirstCnpRate,
     /// g is zero or above one.
     G,
-    /// A timer or the byte period is zero.
-    Period,
-    /// R_AI or R_HAI is zero.
-    Step,
-    /// kmin is above kmax, or pmax above one.
-    Red,
+    /// The first α is zero or above one.
+    InitialAlpha,
+    /// The exponent of the cut is out of range.
+    Gd,
+    /// A cut would have to keep everything.
+    LeastKept,
+    /// F is zero or too large.
+    FastRecovery,
+    /// The timer is zero or longer than [`MOST_PERIOD`].
+    Timer,
+    /// As [`Self::Timer`], for the period of α.
+    AlphaTimer,
+    /// R_AI is zero.
+    Additive,
+    /// R_HAI is below R_AI.
+    Hyper,
+    /// The usage is above one.
+    Usage,
+    /// Flows shall restart after idling, and nothing says when they idle.
+    IdleRestart,
+    /// kmin is above kmax.
+    Kmin,
+    /// pmax is zero or above one.
+    Pmax,
+}
+
+impl ParamError {
+    /// The name of the value that cannot be, as configuration files write it.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::Line => "link_rate",
+            Self::MaxRate => "rpg_max_rate",
+            Self::MinRate => "rpg_min_rate",
+            Self::StartRate => "start_rate",
+            Self::FirstCnpRate => "rate_to_set_on_first_cnp",
+            Self::G => "dce_tcp_g",
+            Self::InitialAlpha => "initial_alpha_value",
+            Self::Gd => "rpg_gd",
+            Self::LeastKept => "rpg_min_dec_fac",
+            Self::FastRecovery => "rpg_threshold",
+            Self::Timer => "rpg_time_reset",
+            Self::AlphaTimer => "dce_tcp_rtt",
+            Self::Additive => "rpg_ai_rate",
+            Self::Hyper => "rpg_hai_rate",
+            Self::Usage => "usage",
+            Self::IdleRestart => "idle_restart",
+            Self::Kmin => "kmin",
+            Self::Pmax => "pmax",
+        }
+    }
 }
 
 impl core::fmt::Display for ParamError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(match self {
-            Self::Line => "the link rate must be above 0 and at most 8 Tb/s",
-            Self::MinRate => "min_rate must be above 0 and at most the link rate",
-            Self::G => "g must be above 0 and at most 1",
-            Self::Period => "timers and the byte counter must be above 0",
-            Self::Step => "the additive and hyper steps must be above 0",
-            Self::Red => "kmin must be at most kmax, and pmax at most 1",
-        })
+        let why = match self {
+            Self::Line => "must be above 0 and at most 8 Tb/s",
+            Self::MaxRate => "must be at most the link rate",
+            Self::MinRate => "must be above 0 and at most rpg_max_rate and the link rate",
+            Self::StartRate | Self::FirstCnpRate => "must be between rpg_min_rate and rpg_max_rate (or the link rate)",
+            Self::G => "must be above 0 and at most 1",
+            Self::InitialAlpha => "must be above 0 and at most 1",
+            Self::Gd => "must be 8 to 16",
+            Self::LeastKept => "must be 0 to 99 per cent: with 100 no CNP would cut anything",
+            Self::FastRecovery => "must be 1 to 1000",
+            Self::Timer | Self::AlphaTimer => "must be above 0 and at most an hour",
+            Self::Additive => "must be above 0",
+            Self::Hyper => "must be at least rpg_ai_rate",
+            Self::Usage => "must be 0 to 1",
+            Self::IdleRestart => "needs usage above 0, which says when a flow idles",
+            Self::Kmin => "must be at most kmax",
+            Self::Pmax => "must be above 0 and at most 1",
+        };
+        write!(f, "{} {why}", self.key())
     }
 }
 
-// Chosen with the packet-level model beside this file: 100 Mb/s, a 64-packet queue, feedback in 0.2 to 6 ms, 2 to 16
-// senders. A CNP interval shorter than the loop (a full queue, then the controller) cuts several times for one
-// congestion: with 23 packets four senders had 70 % of the link in their first two seconds, with 69 they have 97 % in
-// their first five. Beyond about 30 senders on such a queue no set tried holds: their windows alone overflow it.
-
-/// Packets per increase or α timer of the `soft` set.
-const TIMER_PACKETS: u64 = 57;
-/// Packets per CNP interval of the `soft` set: a queue of 64 and some.
-const CNP_PACKETS: u64 = 69;
-/// Timers below this drown in the jitter and latency of a user-space controller.
-const TIMER_FLOOR: Nanos = Nanos::from_micros(500);
-/// As [`TIMER_FLOOR`], for the CNP interval; in the same ratio.
-const CNP_FLOOR: Nanos = Nanos::from_micros(600);
+/// The longest time a timer may run.
+pub const MOST_PERIOD: Nanos = Nanos(3_600 * Nanos::SECOND.0);
 
 impl Params {
-    /// The paper's deployment at 40 Gb/s (SIGCOMM'15 table 14; R_HAI from its authors' simulator). Absolute times and
-    /// rates: at a tenth of a per cent of that rate they are far too fast.
-    pub const fn paper(line: Rate) -> Self {
-        let line_bytes = line.bytes_per_sec();
-        Self {
-            rp: RpParams {
-                line,
-                min_rate: Rate::from_bytes_per_sec(at_least_one(line_bytes / 1_000)),
-                g: ONE / 256,
-                fast_recovery: 5,
-                byte_period: 10_000_000,
-                timer: Nanos::from_micros(55),
-                alpha_timer: Nanos::from_micros(55),
-                additive: Rate::from_bits_per_sec(40_000_000),
-                hyper: Rate::from_bits_per_sec(200_000_000),
-                monitor: Nanos::from_micros(25),
-            },
-            cnp_interval: Nanos::from_micros(50),
-            kmin: 5_000,
-            kmax: 200_000,
-            pmax: ONE / 100,
-        }
-    }
-
-    /// A set for software senders, derived from the link rate and the size of a full packet on the wire: time constants
-    /// follow the packet time, rate steps the link rate, thresholds the packet size. The floors of the time constants are
-    /// reached at about 1 Gb/s; above, the loop is as slow as the controller, and no faster.
-    pub const fn soft(line: Rate, packet_bytes: u32) -> Self {
-        let line_bytes = line.bytes_per_sec();
-        let packet = if packet_bytes == 0 { 1 } else { packet_bytes };
-        let timer = at_least(line.time_for(packet as u64 * TIMER_PACKETS), TIMER_FLOOR);
-        let cnp_interval = at_least(line.time_for(packet as u64 * CNP_PACKETS), CNP_FLOOR);
-        let additive = at_least_one(line_bytes / 1_000);
-        Self {
-            rp: RpParams {
-                line,
-                min_rate: Rate::from_bytes_per_sec(at_least_one(line_bytes / 1_000)),
-                g: ONE / 16,
-                fast_recovery: 5,
-                byte_period: packet as u64 * TIMER_PACKETS * 36,
-                timer,
-                alpha_timer: timer,
-                additive: Rate::from_bytes_per_sec(additive),
-                hyper: Rate::from_bytes_per_sec(additive * 5),
-                // Half an interval: CNPs an interval apart arrive with jitter, and each shall cut.
-                monitor: Nanos(cnp_interval.0 / 2),
-            },
-            cnp_interval,
-            kmin: packet.saturating_mul(4),
-            kmax: packet.saturating_mul(32),
-            pmax: ONE / 5,
-        }
-    }
-
     /// Whether the algorithms can work with these constants.
     pub const fn validate(&self) -> Result<(), ParamError> {
         if let Err(e) = self.rp.validate() {
             return Err(e);
         }
-        if self.kmin > self.kmax || self.pmax > ONE {
-            return Err(ParamError::Red);
-        }
-        Ok(())
-    }
-}
-
-impl RpParams {
-    /// Whether the reaction point can work with these constants.
-    pub const fn validate(&self) -> Result<(), ParamError> {
-        let line = self.line.bytes_per_sec();
-        if line == 0 || line > 1 << 40 {
-            Err(ParamError::Line)
-        } else if self.min_rate.bytes_per_sec() == 0 || self.min_rate.bytes_per_sec() > line {
-            Err(ParamError::MinRate)
-        } else if self.g == 0 || self.g > ONE {
-            Err(ParamError::G)
-        } else if self.byte_period == 0 || self.timer.0 == 0 || self.alpha_timer.0 == 0 {
-            Err(ParamError::Period)
-        } else if self.additive.bytes_per_sec() == 0 || self.hyper.bytes_per_sec() == 0 {
-            Err(ParamError::Step)
+        if self.kmin > self.kmax {
+            Err(ParamError::Kmin)
+        } else if self.pmax == 0 || self.pmax > ONE {
+            Err(ParamError::Pmax)
         } else {
             Ok(())
         }
     }
 }
 
-const fn at_least(value: Nanos, floor: Nanos) -> Nanos {
-    if value.0 < floor.0 { floor } else { value }
-}
-
-const fn at_least_one(value: u64) -> u64 {
-    if value == 0 { 1 } else { value }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_paper_set_is_the_papers() {
-        let p = Params::paper(Rate::from_bits_per_sec(40_000_000_000));
-        assert_eq!((p.rp.g, p.rp.fast_recovery, p.rp.byte_period), (256, 5, 10_000_000));
-        assert_eq!((p.rp.timer, p.rp.alpha_timer, p.cnp_interval), (Nanos(55_000), Nanos(55_000), Nanos(50_000)));
-        assert_eq!(p.rp.additive.bits_per_sec(), 40_000_000);
-        assert_eq!((p.kmin, p.kmax, p.pmax), (5_000, 200_000, 655));
-        assert_eq!(p.validate(), Ok(()));
+impl RpParams {
+    /// The highest rate of a limiter: `max_rate`, or the line rate where there is none.
+    pub const fn ceiling(&self) -> Rate {
+        let (line, most) = (self.line.bytes_per_sec(), self.max_rate.bytes_per_sec());
+        if most == 0 || most > line { self.line } else { self.max_rate }
     }
 
-    #[test]
-    fn the_soft_set_follows_link_and_packet() {
-        let p = Params::soft(Rate::from_bits_per_sec(100_000_000), 1_100);
-        assert_eq!((p.rp.timer, p.cnp_interval), (Nanos(5_016_000), Nanos(6_072_000)));
-        assert_eq!((p.rp.additive.bits_per_sec(), p.rp.hyper.bits_per_sec()), (100_000, 500_000));
-        assert_eq!((p.kmin, p.kmax), (4_400, 35_200));
-        // From 50 Mb/s to 25 Gb/s every value is valid, no slower than the link needs and no faster than the floors.
-        let mut last = Nanos(u64::MAX);
-        for mbps in [50u64, 100, 1_000, 2_500, 10_000, 25_000] {
-            for packet in [300u32, 1_100, 4_200] {
-                let p = Params::soft(Rate::from_bits_per_sec(mbps * 1_000_000), packet);
-                assert_eq!(p.validate(), Ok(()));
-                assert!(p.rp.timer >= TIMER_FLOOR && p.cnp_interval >= CNP_FLOOR);
-                assert!(p.rp.monitor < p.cnp_interval && p.rp.monitor < p.rp.timer);
-                if packet == 1_100 {
-                    assert!(p.rp.timer <= last);
-                    last = p.rp.timer;
-                }
-            }
+    /// Whether the reaction point can work with these constants.
+    pub const fn validate(&self) -> Result<(), ParamError> {
+        let line = self.line.bytes_per_sec();
+        let (most, least) = (self.ceiling().bytes_per_sec(), self.min_rate.bytes_per_sec());
+        if line == 0 || line > 1 << 40 {
+            Err(ParamError::Line)
+        } else if self.max_rate.bytes_per_sec() > line {
+            Err(ParamError::MaxRate)
+        } else if least == 0 || least > most {
+            Err(ParamError::MinRate)
+        } else if !is_zero_or_between(self.start_rate, least, most) {
+            Err(ParamError::StartRate)
+        } else if !is_zero_or_between(self.first_cnp_rate, least, most) {
+            Err(ParamError::FirstCnpRate)
+        } else if self.g == 0 || self.g > ONE {
+            Err(ParamError::G)
+        } else if self.initial_alpha == 0 || self.initial_alpha > ONE {
+            Err(ParamError::InitialAlpha)
+        } else if self.gd < 8 || self.gd > 16 {
+            Err(ParamError::Gd)
+        } else if self.least_kept_percent > 99 {
+            Err(ParamError::LeastKept)
+        } else if self.fast_recovery == 0 || self.fast_recovery > 1_000 {
+            Err(ParamError::FastRecovery)
+        } else if !is_period(self.timer) {
+            Err(ParamError::Timer)
+        } else if !is_period(self.alpha_timer) {
+            Err(ParamError::AlphaTimer)
+        } else if self.additive.bytes_per_sec() == 0 {
+            Err(ParamError::Additive)
+        } else if self.hyper.bytes_per_sec() < self.additive.bytes_per_sec() {
+            Err(ParamError::Hyper)
+        } else if self.usage > ONE {
+            Err(ParamError::Usage)
+        } else if self.idle_restart.0 > 0 && self.usage == 0 {
+            Err(ParamError::IdleRestart)
+        } else {
+            Ok(())
         }
-        assert_eq!(Params::soft(Rate::from_bits_per_sec(25_000_000_000), 1_100).rp.timer, TIMER_FLOOR);
-        // Absurd input is refused by `validate`, and overflows nothing on the way.
-        assert_eq!(Params::soft(Rate::from_bytes_per_sec(0), 0).validate(), Err(ParamError::Line));
-        assert!(Params::soft(Rate::from_bytes_per_sec(1), u32::MAX).validate().is_ok());
     }
+}
 
-    #[test]
-    fn nonsense_is_named() {
-        let good = Params::soft(Rate::from_bits_per_sec(100_000_000), 1_100);
-        let check = |f: fn(&mut Params)| {
-            let mut p = good;
-            f(&mut p);
-            p.validate()
-        };
-        assert_eq!(check(|p| p.rp.min_rate = Rate::from_bytes_per_sec(0)), Err(ParamError::MinRate));
-        assert_eq!(check(|p| p.rp.min_rate = Rate::from_bits_per_sec(200_000_000)), Err(ParamError::MinRate));
-        assert_eq!(check(|p| p.rp.g = 0), Err(ParamError::G));
-        assert_eq!(check(|p| p.rp.timer = Nanos(0)), Err(ParamError::Period));
-        assert_eq!(check(|p| p.rp.hyper = Rate::from_bytes_per_sec(0)), Err(ParamError::Step));
-        assert_eq!(check(|p| p.kmin = p.kmax + 1), Err(ParamError::Red));
-    }
+const fn is_period(time: Nanos) -> bool {
+    time.0 > 0 && time.0 <= MOST_PERIOD.0
+}
+
+const fn is_zero_or_between(rate: Rate, least: u64, most: u64) -> bool {
+    let rate = rate.bytes_per_sec();
+    rate == 0 || (rate >= least && rate <= most)
 }

@@ -1,11 +1,11 @@
 //! Reaction point: CNPs, time and bytes in, a rate out.
 
-use super::{ONE, params::RpParams};
+use super::{
+    ONE,
+    fixed::{ALPHA_BITS, ALPHA_ONE, periods, power, saturating_count, scale, share},
+    params::{AlphaUpdate, Boundary, RpParams},
+};
 use crate::units::{Nanos, Rate};
-
-/// Fraction bits of α inside the state machine: 14 more than it shows, so that thousands of small steps do not drift.
-const ALPHA_BITS: u32 = 30;
-const ALPHA_ONE: u64 = 1 << ALPHA_BITS;
 
 /// Most single increases one [`Rp::advance`] works through. Reached only with steps below a 4,000th of the line rate
 /// whose timer and byte increases interleave; what is beyond it counts as stages but no longer raises the rate.
@@ -20,7 +20,8 @@ pub enum Reaction {
     HeldBack,
 }
 
-/// The rate limiter of one queue pair. It exists from the first CNP until it is [`Rp::released`].
+/// The rate limiter of one queue pair. It is `Copy`, needs no memory of its own and no tick: whoever holds it calls
+/// [`Self::advance`] when [`Self::next_deadline`] has come, or later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rp {
     params: RpParams,
@@ -36,85 +37,145 @@ pub struct Rp {
     /// Bytes sent since the last byte-counter increase.
     bytes: u64,
     last_cut: Option<Nanos>,
+    /// A CNP came within this period of α.
+    cnp_in_period: bool,
+    /// It was there before the first CNP, and stays when it has recovered.
+    lasting: bool,
+    /// No CNP since the flow began.
+    starting: bool,
     /// Up to where time has been accounted for.
     seen: Nanos,
+    /// Until when what was sent keeps the flow busy at its rate.
+    busy_until: Nanos,
     alpha_at: Nanos,
     timer_at: Nanos,
-    at_line_since: Option<Nanos>,
+    at_ceiling_since: Option<Nanos>,
 }
 
 impl Rp {
-    /// A reaction point at line rate with α = 1 ("RC = line rate, α = 1", SIGCOMM'15 §3, RP algorithm).
-    pub const fn new(params: RpParams, now: Nanos) -> Self {
-        let line = params.line.bytes_per_sec();
-        Self {
+    /// The limiter of a flow that had none: its first CNP is about to be told. At the highest rate, α at its first value
+    /// ("RC = line rate, α = 1", SIGCOMM'15 §3, RP algorithm).
+    pub fn new(params: RpParams, now: Nanos) -> Self {
+        let ceiling = params.ceiling().bytes_per_sec();
+        let mut rp = Self {
             params,
-            current: line,
-            target: line,
-            alpha: ALPHA_ONE,
+            current: ceiling,
+            target: ceiling,
+            alpha: first_alpha(&params),
             timer_count: 0,
             byte_count: 0,
             bytes: 0,
             last_cut: None,
+            cnp_in_period: false,
+            lasting: false,
+            starting: false,
             seen: now,
-            alpha_at: Nanos(now.0.saturating_add(params.alpha_timer.0)),
-            timer_at: Nanos(now.0.saturating_add(params.timer.0)),
-            at_line_since: Some(now),
+            busy_until: now,
+            alpha_at: now,
+            timer_at: now,
+            at_ceiling_since: Some(now),
+        };
+        rp.restart_timers(now);
+        rp
+    }
+
+    /// The limiter of a flow from its first packet on: at `start_rate`, and until the first CNP every increase doubles
+    /// the target. It is never [`Self::released`]: a flow that idled is held to the start rate again. Without a start
+    /// rate it starts at the highest rate.
+    pub fn start(params: RpParams, now: Nanos) -> Self {
+        let mut rp = Self { lasting: true, ..Self::new(params, now) };
+        let start = params.start_rate.bytes_per_sec();
+        if start > 0 && start < rp.ceiling() {
+            rp.current = start.clamp(rp.floor(), rp.ceiling());
+            rp.target = rp.current;
+            rp.starting = true;
+            rp.at_ceiling_since = if rp.at_ceiling() { Some(now) } else { None };
         }
+        rp
     }
 
     /// A CNP arrived at `now`: RT ← RC, RC ← RC·(1 − α/2), α ← (1 − g)·α + g, counters and timers start anew (SIGCOMM'15
-    /// equation 1). At most once per monitor period.
+    /// equation 1). At most once per monitor period. What was sent before it is told by [`Self::advance`].
     pub fn on_cnp(&mut self, now: Nanos) -> Reaction {
-        self.advance(now, 0);
+        self.advance(now, Some(0));
+        let now = now.max(self.seen);
+        // Who is told of congestion has sent something.
+        self.busy_until = self.busy_until.max(now);
         if self.last_cut.is_some_and(|cut| now.since(cut) < self.params.monitor) {
+            self.cnp_in_period = true;
             return Reaction::HeldBack;
         }
-        self.target = self.current;
-        // RC < 2^40 and α in 1/65536: the product stays below 2^57.
-        let cut = (self.current * (self.alpha >> (ALPHA_BITS - 16))) >> 17;
-        self.current = (self.current - cut).max(self.floor());
-        self.target = self.target.max(self.current);
-        self.alpha = self.keep(self.alpha) + (u64::from(self.params.g.min(ONE)) << (ALPHA_BITS - 16));
-        self.alpha = self.alpha.min(ALPHA_ONE);
+        if self.recovered(now) {
+            // As if the limiter had been released and made anew.
+            self.last_cut = None;
+            self.alpha = first_alpha(&self.params);
+        }
+        let first = self.last_cut.is_none();
+        if first || self.clamps() {
+            self.target = self.current;
+        }
+        let first_rate = self.params.first_cnp_rate.bytes_per_sec();
+        if first && first_rate > 0 {
+            self.current = self.current.min(first_rate).max(self.floor());
+            self.target = self.current;
+        } else {
+            self.current = self.cut().max(self.floor());
+            self.target = self.target.max(self.current);
+        }
+        match self.params.alpha_update {
+            AlphaUpdate::AtCnp => self.raise_alpha(),
+            // The first CNP starts α; it does not raise it.
+            AlphaUpdate::EveryPeriod => self.cnp_in_period = !first,
+        }
         self.timer_count = 0;
         self.byte_count = 0;
         self.bytes = 0;
-        let now = now.max(self.seen);
+        self.starting = false;
         self.last_cut = Some(now);
-        self.alpha_at = Nanos(now.0.saturating_add(self.alpha_period()));
-        self.timer_at = Nanos(now.0.saturating_add(self.timer_period()));
-        self.at_line_since = None;
+        self.at_ceiling_since = None;
+        if first || self.params.alpha_update == AlphaUpdate::AtCnp {
+            self.restart_timers(now);
+        } else {
+            self.timer_at = Nanos(now.0.saturating_add(self.timer_period()));
+        }
         Reaction::Cut
     }
 
-    /// Brings the state to `now`, `bytes_sent` bytes after the last call. Any number of periods may have passed: the
-    /// work does not grow with it.
-    pub fn advance(&mut self, now: Nanos, bytes_sent: u64) {
+    /// Brings the state to `now`. `sent` is the number of bytes sent since the last call, where somebody counts them.
+    /// Any number of periods may have passed: the work does not grow with it.
+    ///
+    /// Where the parameters ask for `usage`, a timer period raises the rate only if the flow was busy for that share of
+    /// it: bytes keep a flow busy for as long as they take at its rate. A flow whose bytes nobody counts is taken for
+    /// busy.
+    pub fn advance(&mut self, now: Nanos, sent: Option<u64>) {
         let from = self.seen;
         self.seen = from.max(now);
+        self.decay_alpha(now);
 
-        // α ← (1 − g)·α for every K without a CNP (equation 2).
-        let (alpha_period, timer_period) = (self.alpha_period(), self.timer_period());
-        let decays = periods(&mut self.alpha_at, now, alpha_period);
-        if decays > 0 {
-            self.alpha = scale(self.alpha, power(self.keep(ALPHA_ONE), decays));
-        }
+        let raised_until = self.account(from, sent);
+        let timer_period = self.timer_period();
+        let mut next_timer = self.timer_at;
+        let elapsed_periods = periods(&mut self.timer_at, now, timer_period);
+        let mut timers = match raised_until {
+            Some(until) => elapsed_periods.min(periods(&mut { next_timer }, until, timer_period)),
+            None => elapsed_periods,
+        };
 
         // Increases: one per T, one per B bytes. The bytes are taken as spread evenly over the time.
-        let first_timer = self.timer_at;
-        let mut timers = periods(&mut self.timer_at, now, timer_period);
-        let period = self.params.byte_period.max(1);
+        let bytes_sent = sent.unwrap_or(0);
+        let period = self.params.byte_period;
         let (elapsed, carried) = (now.since(from).0, self.bytes);
-        self.bytes = self.bytes.saturating_add(bytes_sent);
-        let mut by_bytes = self.bytes / period;
-        self.bytes %= period;
+        let mut by_bytes = 0;
+        if let Some(n) = self.bytes.saturating_add(bytes_sent).checked_div(period) {
+            by_bytes = n;
+            self.bytes = self.bytes.saturating_add(bytes_sent) % period;
+        }
         let spacing = share(elapsed, period, bytes_sent);
-        let mut next_timer = first_timer;
-        let mut next_bytes = Nanos(from.0.saturating_add(share(elapsed, period - carried, bytes_sent)));
+        let first_bytes = share(elapsed, period.saturating_sub(carried), bytes_sent);
+        let mut next_bytes = Nanos(from.0.saturating_add(first_bytes));
 
         let mut steps = 0;
-        while (timers > 0 || by_bytes > 0) && !self.at_line() && steps < MAX_STEPS {
+        while (timers > 0 || by_bytes > 0) && !self.at_ceiling() && steps < MAX_STEPS {
             steps += 1;
             let jumped = self.jump(timers, by_bytes);
             if jumped > 0 {
@@ -140,58 +201,149 @@ impl Rp {
                 self.byte_count = self.byte_count.saturating_add(1);
             }
             self.increase();
-            if self.at_line() {
-                self.at_line_since = Some(at);
+            if self.at_ceiling() {
+                self.at_ceiling_since = Some(at);
             }
         }
         self.timer_count = saturating_count(self.timer_count, timers);
         self.byte_count = saturating_count(self.byte_count, by_bytes);
+
+        if self.lasting && self.forgotten(self.seen) {
+            let busy_until = self.busy_until;
+            *self = Self { busy_until, ..Self::start(self.params, self.seen) };
+        }
+    }
+
+    /// Books what was sent after `from`. Returns until when timer periods count, where idle ones do not.
+    fn account(&mut self, from: Nanos, sent: Option<u64>) -> Option<Nanos> {
+        if self.params.usage == 0 {
+            return None;
+        }
+        let Some(bytes) = sent else {
+            self.busy_until = self.busy_until.max(self.seen);
+            return None;
+        };
+        if bytes > 0 {
+            let time = self.rate().time_for(bytes);
+            let until = Nanos(self.busy_until.max(from).0.saturating_add(time.0));
+            // What a shaper has taken in may keep the flow busy for long, but for no longer than idling is remembered.
+            let most = self.seen.0.saturating_add(self.params.idle_restart.0.max(self.timer_period()));
+            self.busy_until = until.min(Nanos(most));
+        }
+        let idle_part = u64::from(ONE - self.params.usage.min(ONE));
+        let (whole, rest) = (self.timer_period() >> 16, self.timer_period() & 0xffff);
+        let slack = whole.saturating_mul(idle_part).saturating_add((rest * idle_part) >> 16);
+        Some(Nanos(self.busy_until.0.saturating_add(slack)))
+    }
+
+    /// Brings α to `now`: (1 − g)·α for every period without a CNP (equation 2).
+    fn decay_alpha(&mut self, now: Nanos) {
+        // α stands still until the first CNP.
+        if self.last_cut.is_none() {
+            return;
+        }
+        let period = self.alpha_period();
+        let mut elapsed = periods(&mut self.alpha_at, now, period);
+        if elapsed == 0 {
+            return;
+        }
+        if self.params.alpha_update == AlphaUpdate::EveryPeriod && self.cnp_in_period {
+            self.raise_alpha();
+            elapsed -= 1;
+        }
+        self.cnp_in_period = false;
+        self.alpha = scale(self.alpha, power(self.keep(ALPHA_ONE), elapsed));
+    }
+
+    /// α ← (1 − g)·α + g.
+    fn raise_alpha(&mut self) {
+        let weight = u64::from(self.params.g.min(ONE)) << (ALPHA_BITS - 16);
+        self.alpha = (self.keep(self.alpha) + weight).min(ALPHA_ONE);
+    }
+
+    /// RC·(1 − α·2^10 / 2^gd), but not below what a cut must leave.
+    fn cut(&self) -> u64 {
+        // RC < 2^40, α in 1/65536 and gd at least 8: the product stays below 2^57, and nothing is shifted left.
+        let share = (self.current * (self.alpha >> (ALPHA_BITS - 16))) >> (6 + self.params.gd.clamp(8, 16));
+        let kept = self.current * u64::from(self.params.least_kept_percent.min(100));
+        self.current.saturating_sub(share).max(kept / 100)
+    }
+
+    /// Whether a cut sets the target.
+    fn clamps(&self) -> bool {
+        self.params.clamp_target
+            || self.byte_count > 0
+            || (self.params.clamp_target_after_timer && self.timer_count > 0)
+    }
+
+    fn restart_timers(&mut self, now: Nanos) {
+        self.alpha_at = Nanos(now.0.saturating_add(self.alpha_period()));
+        self.timer_at = Nanos(now.0.saturating_add(self.timer_period()));
     }
 
     /// One increase (SIGCOMM'15 equations 3 and 4, and figure 7): fast recovery, additive or hyper increase by the
     /// counters, then RC ← (RT + RC)/2.
     fn increase(&mut self) {
-        let (low, high) = (self.timer_count.min(self.byte_count), self.timer_count.max(self.byte_count));
-        let f = self.params.fast_recovery;
-        if high >= f {
-            let step = if low > f {
-                self.params.hyper.bytes_per_sec().saturating_mul(u64::from(low - f))
-            } else {
-                self.params.additive.bytes_per_sec()
-            };
-            self.target = self.target.saturating_add(step).min(self.line());
-        }
+        let step = if self.starting { self.target } else { self.step() };
+        self.target = self.target.saturating_add(step).min(self.ceiling());
         // Rounded up, so that RC reaches RT and does not stay one below.
         self.current = (self.target + self.current).div_ceil(2);
     }
 
-    /// Takes all additive steps that can be taken at once, when only one kind of increase is left and its sibling keeps
-    /// the stage additive; returns how many. With D = RT − RC a step makes D' = (D + A)/2, so after k steps
+    /// What the target gains at this stage.
+    fn step(&self) -> u64 {
+        let f = self.last_recovery();
+        let (low, high) = if self.params.byte_period == 0 {
+            (self.timer_count.min(f.saturating_add(1)), self.timer_count)
+        } else {
+            (self.timer_count.min(self.byte_count), self.timer_count.max(self.byte_count))
+        };
+        if low > f {
+            self.params.hyper.bytes_per_sec().saturating_mul(u64::from(low - f))
+        } else if high >= f {
+            self.params.additive.bytes_per_sec()
+        } else {
+            0
+        }
+    }
+
+    /// Takes all steps of one size that can be taken at once, when only one kind of increase is left and its sibling keeps
+    /// the step; returns how many. With D = RT − RC and the step A one increase makes D' = (D + A)/2, so after k of them
     /// D = A + (D₀ − A)/2^k.
     fn jump(&mut self, timers: u64, by_bytes: u64) -> u64 {
-        let f = self.params.fast_recovery;
+        let f = self.last_recovery();
+        let alone = self.params.byte_period == 0;
         let (left, count, other) = if by_bytes == 0 {
-            (timers, &mut self.timer_count, self.byte_count)
+            (timers, self.timer_count, self.byte_count)
         } else if timers == 0 {
-            (by_bytes, &mut self.byte_count, self.timer_count)
+            (by_bytes, self.byte_count, self.timer_count)
         } else {
             return 0;
         };
-        let additive = self.params.additive.bytes_per_sec().max(1);
-        if other > f || (*count).saturating_add(1).max(other) < f {
-            return 0;
-        }
-        let room = self.params.line.bytes_per_sec().saturating_sub(self.target) / additive;
-        let k = left.min(room);
+        let next = count.saturating_add(1);
+        let (additive, hyper) = (self.params.additive.bytes_per_sec(), self.params.hyper.bytes_per_sec());
+        let step = match (alone, other > f) {
+            _ if self.starting => return 0,
+            (true, _) if next > f => hyper,
+            (false, false) if next.max(other) >= f => additive,
+            (false, true) if next >= other => hyper.saturating_mul(u64::from(other - f)),
+            _ => return 0,
+        };
+        let step = step.max(1);
+        let k = left.min(self.ceiling().saturating_sub(self.target) / step);
         if k < 2 {
             return 0;
         }
-        *count = saturating_count(*count, k);
+        if by_bytes == 0 {
+            self.timer_count = saturating_count(count, k);
+        } else {
+            self.byte_count = saturating_count(count, k);
+        }
         let shift = u32::try_from(k).unwrap_or(u32::MAX);
         let halved = |v: u64| v.checked_shr(shift).unwrap_or(0);
         let gap = self.target.saturating_sub(self.current);
-        let gap = if gap >= additive { additive + halved(gap - additive) } else { additive - halved(additive - gap) };
-        self.target += k * additive;
+        let gap = if gap >= step { step + halved(gap - step) } else { step - halved(step - gap) };
+        self.target += k * step;
         self.current = self.target.saturating_sub(gap);
         k
     }
@@ -211,30 +363,59 @@ impl Rp {
         (self.alpha >> (ALPHA_BITS - 16)) as u32
     }
 
-    /// Back at line rate for one timer period: the queue pair needs no limiter.
+    /// The queue pair needs no limiter any more: it is back at the highest rate for one timer period, or it idled until
+    /// its rate says nothing. Never for a limiter made by [`Self::start`].
     pub fn released(&self, now: Nanos) -> bool {
-        self.at_line_since.is_some_and(|since| now.since(since).0 >= self.timer_period())
+        !self.lasting && (self.recovered(now) || self.forgotten(now))
     }
 
-    /// When the rate next rises by itself, or the limiter is released. α needs no deadline: it is brought up to date
-    /// when it is used.
+    /// When [`Self::advance`] next has something to do. Nothing is lost when it comes later: it accounts for every period
+    /// in between, and a caller that steers many queue pairs may bundle them. α needs no deadline, it is brought up to date
+    /// when it is used; nor does the byte counter, whose bytes are told when the timer's time has come.
+    ///
+    /// A flow that idles is looked at less and less often, since only bytes can raise it; a caller that learns that it
+    /// sends again need not wait for the deadline.
     pub fn next_deadline(&self) -> Nanos {
-        match self.at_line_since {
-            Some(since) => Nanos(since.0.saturating_add(self.timer_period())),
-            None => self.timer_at,
+        let after = |at: Nanos, time: u64| Nanos(at.0.saturating_add(time));
+        let forgets = match self.params.idle_restart.0 {
+            0 => Nanos(u64::MAX),
+            _ if self.params.usage == 0 => Nanos(u64::MAX),
+            // Once it has, it looks for bytes at that interval.
+            time if self.forgotten(self.seen) => after(self.seen, time),
+            time => after(self.busy_until, time),
+        };
+        match self.at_ceiling_since {
+            Some(_) if self.lasting => forgets,
+            Some(since) => after(since, self.timer_period()),
+            None if self.params.usage == 0 => self.timer_at,
+            None => {
+                let idle = self.seen.since(self.busy_until).0;
+                after(self.seen, idle).max(self.timer_at).min(forgets.max(self.timer_at))
+            }
         }
     }
 
-    fn at_line(&self) -> bool {
-        self.current >= self.line()
+    /// At the highest rate for one timer period.
+    fn recovered(&self, now: Nanos) -> bool {
+        self.at_ceiling_since.is_some_and(|since| now.since(since).0 >= self.timer_period())
     }
 
-    fn line(&self) -> u64 {
-        self.params.line.bytes_per_sec()
+    /// Idle for so long that its rate says nothing.
+    fn forgotten(&self, now: Nanos) -> bool {
+        let most = self.params.idle_restart;
+        self.params.usage > 0 && most.0 > 0 && now.since(self.busy_until) >= most
+    }
+
+    fn at_ceiling(&self) -> bool {
+        self.current >= self.ceiling()
+    }
+
+    fn ceiling(&self) -> u64 {
+        self.params.ceiling().bytes_per_sec()
     }
 
     fn floor(&self) -> u64 {
-        self.params.min_rate.bytes_per_sec().clamp(1, self.line().max(1))
+        self.params.min_rate.bytes_per_sec().clamp(1, self.ceiling().max(1))
     }
 
     fn timer_period(&self) -> u64 {
@@ -245,52 +426,23 @@ impl Rp {
         self.params.alpha_timer.0.max(1)
     }
 
+    /// The stage that a count must reach for additive increase.
+    fn last_recovery(&self) -> u32 {
+        match self.params.boundary {
+            Boundary::Below => self.params.fast_recovery,
+            Boundary::UpTo => self.params.fast_recovery.saturating_add(1),
+        }
+    }
+
     /// `(1 − g) · alpha`.
     fn keep(&self, alpha: u64) -> u64 {
         (alpha * u64::from(ONE - self.params.g.min(ONE))) >> 16
     }
 }
 
-/// How many periods end at or before `now`; moves `at`, the end of the next, behind them.
-fn periods(at: &mut Nanos, now: Nanos, period: u64) -> u64 {
-    if now < *at {
-        return 0;
-    }
-    let n = now.since(*at).0 / period + 1;
-    at.0 = at.0.saturating_add(n.saturating_mul(period));
-    n
-}
-
-/// `a · b` of two numbers in 2^-30, at most 1.
-const fn scale(a: u64, b: u64) -> u64 {
-    (a * b) >> ALPHA_BITS
-}
-
-/// `base^n` in 2^-30 by repeated squaring; stops when nothing is left.
-fn power(mut base: u64, mut n: u64) -> u64 {
-    let mut result = ALPHA_ONE;
-    while n > 0 && result > 0 {
-        if n & 1 == 1 {
-            result = scale(result, base);
-        }
-        base = scale(base, base);
-        n >>= 1;
-    }
-    result
-}
-
-/// `time · part / whole` for `part` up to `whole`, to 20 bits of the quotient.
-fn share(time: u64, part: u64, whole: u64) -> u64 {
-    if part >= whole {
-        return time;
-    }
-    let shift = (u64::BITS - whole.leading_zeros()).saturating_sub(44);
-    let quotient = ((part >> shift) << 20) / (whole >> shift).max(1);
-    if time < 1 << 43 { (time * quotient) >> 20 } else { (time >> 20) * quotient }
-}
-
-fn saturating_count(count: u32, n: u64) -> u32 {
-    count.saturating_add(u32::try_from(n).unwrap_or(u32::MAX))
+/// α at the first CNP, in 2^-30.
+fn first_alpha(params: &RpParams) -> u64 {
+    u64::from(params.initial_alpha.min(ONE)) << (ALPHA_BITS - 16)
 }
 
 #[cfg(test)]

@@ -299,8 +299,8 @@ impl Core {
             let counter = bytes_sent(local, &limiter.key);
             let sent = match (counter, limiter.bytes) {
                 // A counter that went back was made anew.
-                (Some(now), Some(before)) => now.checked_sub(before).unwrap_or(now),
-                _ => 0,
+                (Some(now), Some(before)) => Some(now.checked_sub(before).unwrap_or(now)),
+                _ => None,
             };
             limiter.bytes = counter.or(limiter.bytes);
             limiter.rp.advance(now, sent);
@@ -310,6 +310,10 @@ impl Core {
                 out.push(Command::SetRate { key, local, rate });
             }
             if limiter.rp.released(now) {
+                // It goes at line rate, also when it goes because its flow idled.
+                if limiter.sent != self.rp.line {
+                    out.push(Command::SetRate { key, local, rate: self.rp.line });
+                }
                 self.forget_limiter(local);
                 self.stats.released += 1;
                 out.push(Command::Release { key, local });

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use roce_common::{
     abi::{Direction, Tap},
-    dcqcn::Params,
+    dcqcn::{Fabric, Params},
     wire::source_port,
 };
 
@@ -15,7 +15,7 @@ const LINE: Rate = Rate::from_bits_per_sec(100_000_000);
 const MS: u64 = 1_000_000;
 
 fn config() -> CoreConfig {
-    CoreConfig::new(Params::soft(LINE, 1_100).rp, 1_100)
+    CoreConfig::new(Params::soft(Fabric::new(LINE, 1_100)).rp, 1_100)
 }
 
 fn local(qpn: u32) -> LocalQp {
@@ -220,22 +220,22 @@ fn limiters_are_bounded_and_that_is_told() {
 
 #[test]
 fn bytes_sent_raise_the_rate_faster() {
-    let run = |bytes_per_ms: u64| {
+    let run = |bytes_per_ms: Option<u64>| {
         let mut h = Harness::new(config());
         h.pair(17, 42);
         for _ in 0..6 {
             h.feed(cnp(P, 17));
             h.now += config().rp.monitor.0;
         }
-        let mut counter = 0;
-        for _ in 0..3_000 {
+        for ms in 0..1_500 {
             h.now += MS;
-            counter += bytes_per_ms;
-            h.core.advance(Nanos(h.now), |_, key| (key.qpn().get() == 42).then_some(counter), &mut h.out);
+            let counter = bytes_per_ms.map(|b| b * ms);
+            h.core.advance(Nanos(h.now), |_, key| counter.filter(|_| key.qpn().get() == 42), &mut h.out);
         }
         h.core.rate(local(17)).unwrap_or(LINE)
     };
-    assert!(run(12_000) > run(0));
+    let (busy, unknown, idle) = (run(Some(12_000)), run(None), run(Some(0)));
+    assert!(busy > unknown && unknown > idle, "{busy:?} {unknown:?} {idle:?}");
 }
 
 #[derive(Clone, Debug)]
