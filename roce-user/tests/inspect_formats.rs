@@ -3,10 +3,12 @@
 
 use std::{
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
+use flate2::{Compression, write::GzEncoder};
 use pcap_file::pcap::PcapReader;
 use roce_user::{
     export::CaptureReport,
@@ -279,13 +281,11 @@ fn frames_cut_by_the_snap_length_are_read_as_far_as_headers_go() {
 fn a_truncated_last_record_is_reported_and_the_rest_is_read() {
     let dir = tempfile::tempdir().expect("directory");
     let frames = frames("fact-psn-wrap.pcap");
-    for (bytes, record) in
-        [(pcap(Order::Little, false, 1, 65_535, &frames), "record 12"), (pcapng(Order::Big, 1, &frames), "record 14")]
-    {
+    for bytes in [pcap(Order::Little, false, 1, 65_535, &frames), pcapng(Order::Big, 1, &frames)] {
         let got = report(&dir, &bytes[..bytes.len() - 5]);
         assert_eq!(got.rocev2, 11);
         let reason = got.incomplete.expect("a reason");
-        assert!(reason.contains("truncated") && reason.contains(record), "{reason}");
+        assert!(reason.contains("truncated") && reason.contains("packet 12"), "{reason}");
     }
     // A length that cannot be: the same.
     let mut bytes = pcap(Order::Little, false, 1, 65_535, &frames[..3]);
@@ -316,6 +316,9 @@ fn what_cannot_be_read_is_an_error_that_names_the_file() {
         (b"ab", "not a capture"),
         (b"this is a text file, not a capture\n", "not a capture"),
         (b"\x1f\x8b\x08\x00rest", "gzip"),
+        (b"\x28\xb5\x2f\xfdrest", "zstd -d"),
+        (b"\xa1\xb2\xcd\x34rest", "modified"),
+        (b"\x34\xcd\xb2\xa1rest", "modified"),
         (&good[..4], "truncated"),
         (&good[..23], "truncated"),
         (&pcapng(Order::Little, 1, &frames)[..20], "truncated"),
@@ -385,6 +388,87 @@ fn the_table_names_what_was_found() {
     }
     assert!(!text.contains("CNP  "), "columns of zeros are left out: {text}");
     assert!(table("fact-port4791-not-roce.pcap").contains("unknown_opcode 1"));
+}
+
+#[test]
+fn gzip_gives_the_same_answer_and_its_damage_is_told() {
+    let dir = tempfile::tempdir().expect("directory");
+    let name = "rxe-write-loss1-post.pcap";
+    let want = anonymous(inspect::report(&capture(name)).expect("report"));
+    let bytes = fs::read(capture(name)).expect("capture");
+    let gzip = |bytes: &[u8]| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(bytes).expect("gzip");
+        encoder.finish().expect("gzip")
+    };
+    assert_eq!(anonymous(report(&dir, &gzip(&bytes))), want);
+    // Two members, as `cat a.gz b.gz` makes them, cut inside a packet.
+    let mut two = gzip(&bytes[..1_000]);
+    two.extend(gzip(&bytes[1_000..]));
+    assert_eq!(anonymous(report(&dir, &two)), want);
+    let cut = report(&dir, &two[..two.len() / 2]);
+    assert!(cut.frames > 100 && cut.frames < want.frames);
+    let reason = cut.incomplete.expect("a reason");
+    assert!(reason.contains("gzip stream is truncated") && reason.contains(&format!("packet {}", cut.frames + 1)));
+    // A wrong checksum: all packets, and a word.
+    let mut wrong = gzip(&bytes);
+    let at = wrong.len() - 8;
+    wrong[at] ^= 1;
+    let wrong = report(&dir, &wrong);
+    assert_eq!(wrong.frames, want.frames);
+    assert!(wrong.incomplete.expect("a reason").contains("gzip stream is damaged"));
+}
+
+#[test]
+fn a_second_section_goes_on_where_interfaces_have_the_same_name() {
+    let dir = tempfile::tempdir().expect("directory");
+    let frames = frames("rxe-write-loss1-post.pcap");
+    let want = anonymous(inspect::report(&capture("rxe-write-loss1-post.pcap")).expect("report"));
+    let mut file = pcapng(Order::Little, 1, &frames[..1_000]);
+    // Blocks that nobody needs, one of them longer than what is kept in memory.
+    file.extend(block(Order::Little, 5, &[1; 32]));
+    file.extend(block(Order::Little, 0x0bad, &vec![7; 5 << 20]));
+    file.extend(pcapng(Order::Big, 1, &frames[1_000..]));
+    assert_eq!(anonymous(report(&dir, &file)), want);
+}
+
+#[test]
+fn the_obsolete_packet_block_is_read_in_either_order() {
+    let dir = tempfile::tempdir().expect("directory");
+    for order in [Order::Little, Order::Big] {
+        let mut file = section(order);
+        file.extend(interface(order, 105, "wlan0"));
+        file.extend(interface(order, 1, "eth0"));
+        for (_, _, bytes) in frames("fact-psn-wrap.pcap") {
+            let mut body = order.u16(1).to_vec();
+            body.extend(order.u16(0xffff));
+            body.extend([0; 8]);
+            body.extend(order.u32(bytes.len() as u32));
+            body.extend(order.u32(bytes.len() as u32));
+            body.extend(bytes);
+            file.extend(block(order, 2, &body));
+        }
+        let report = report(&dir, &file);
+        assert_eq!((report.rocev2, report.flows[0].tap.as_str()), (12, "eth0"));
+    }
+}
+
+#[test]
+fn what_has_another_link_type_is_left_out_by_name() {
+    let dir = tempfile::tempdir().expect("directory");
+    let frames = frames("fact-psn-wrap.pcap");
+    let mut file = section(Order::Little);
+    file.extend(interface(Order::Little, 1, "eth0"));
+    file.extend(interface(Order::Little, 197, "dag0"));
+    for (i, frame) in frames.iter().enumerate() {
+        file.extend(enhanced(Order::Little, u32::from(i == 4), frame));
+    }
+    let report = report(&dir, &file);
+    assert_eq!((report.rocev2, report.frames), (11, 11));
+    let reason = report.incomplete.expect("a reason");
+    for part in ["dag0", "197 (ERF)", "1 of its packets", "packet 5"] {
+        assert!(reason.contains(part), "{reason}");
+    }
 }
 
 /// editcap rewrites a capture as pcapng the way Wireshark does; where it is missing, this says so.

@@ -1,9 +1,12 @@
 //! Link types of captures.
 
-use anyhow::{Result, bail};
-use pcap_file::DataLink;
+use std::fmt;
+
 use roce_common::wire::{Bytes, Link, Verdict, parse_link};
 
+const ETHERNET: u32 = 1;
+const LINUX_SLL: u32 = 113;
+const LINUX_SLL2: u32 = 276;
 const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_QINQ: u16 = 0x88a8;
 /// Linux cooked capture v1: packet type, device type, address length, address, then the protocol in the last two bytes.
@@ -15,6 +18,42 @@ const SLL2_PROTOCOL: usize = 0;
 /// Raw IP: the number, two that some systems write for it, and IPv4 and IPv6 alone.
 const RAW_IP: [u32; 5] = [101, 12, 14, 228, 229];
 
+/// Link types that people bring, by number, and what to do about them.
+const KNOWN: [(u32, &str, &str); 14] = [
+    (0, "NULL", "capture on the interface that carries the traffic, not on a BSD loopback"),
+    (9, "PPP", "capture on the Ethernet side"),
+    (105, "IEEE802_11", "capture on the wired side of the access point"),
+    (108, "LOOP", "capture on the interface that carries the traffic, not on a BSD loopback"),
+    (119, "PRISM_HEADER", "capture on the wired side of the access point"),
+    (127, "IEEE802_11_RADIOTAP", "capture on the wired side of the access point"),
+    (147, "USER0", "it is for private use; export its packets as Ethernet"),
+    (189, "USB_LINUX", "capture on a network interface"),
+    (192, "PPI", "capture on the wired side of the access point"),
+    (197, "ERF", "export it as Ethernet, for instance with dagconvert -T erf:pcap"),
+    (220, "USB_LINUX_MMAPPED", "capture on a network interface"),
+    (247, "INFINIBAND", "it holds native InfiniBand packets, which have no IP header; RoCEv2 is captured on Ethernet"),
+    (249, "USBPCAP", "capture on a network interface"),
+    (253, "NETLINK", "capture on a network interface"),
+];
+
+/// A link type that is not understood.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Unsupported(u32);
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, advice) = KNOWN
+            .iter()
+            .find(|known| known.0 == self.0)
+            .map_or(("unknown", "export it as Ethernet"), |&(_, name, advice)| (name, advice));
+        write!(
+            f,
+            "link type {} ({name}) is not supported; Ethernet, raw IP and Linux cooked v1 and v2 are: {advice}",
+            self.0
+        )
+    }
+}
+
 /// What the frames of a capture start with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LinkLayer {
@@ -25,17 +64,14 @@ pub(super) enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// The link layer, or an error that names the link type and what is understood.
-    pub(super) fn new(link: DataLink) -> Result<Self> {
+    /// The link layer with this number, or an error that names the link type, what is understood and what to do.
+    pub(super) fn new(link: u32) -> Result<Self, Unsupported> {
         Ok(match link {
-            DataLink::ETHERNET => Self::Ethernet,
-            DataLink::LINUX_SLL => Self::Cooked,
-            DataLink::LINUX_SLL2 => Self::CookedV2,
-            other if RAW_IP.contains(&u32::from(other)) => Self::Ip,
-            other => bail!(
-                "link type {} ({other:?}) is not supported; Ethernet, raw IP and Linux cooked v1 and v2 are",
-                u32::from(other)
-            ),
+            ETHERNET => Self::Ethernet,
+            LINUX_SLL => Self::Cooked,
+            LINUX_SLL2 => Self::CookedV2,
+            other if RAW_IP.contains(&other) => Self::Ip,
+            other => return Err(Unsupported(other)),
         })
     }
 

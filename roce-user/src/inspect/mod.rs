@@ -8,6 +8,7 @@ mod attribution;
 mod capture;
 mod link;
 mod seen;
+mod source;
 mod table;
 mod watch;
 
@@ -17,18 +18,27 @@ mod tests;
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use anyhow::{Context, Result};
 use roce_common::units::Nanos;
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
 
 use crate::export::CaptureReport;
 use analysis::Analysis;
+use source::{Progress, Source};
+
+/// The name of stdin.
+const STDIN: &str = "-";
 
 /// Arguments of `roce inspect`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct InspectArgs {
-    /// Captures to read: pcap or pcapng; Ethernet, raw IP or Linux cooked
+    /// Captures to read: pcap or pcapng, also packed with gzip; Ethernet, raw IP or Linux cooked; `-` is stdin
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Print one JSON object per file, one per line, instead of tables
@@ -89,11 +99,42 @@ pub fn report(file: &Path) -> Result<CaptureReport> {
     Ok(inspect(file)?.0)
 }
 
+/// Frames go to the analysis.
+struct ToAnalysis(Analysis);
+
+impl source::Idle for ToAnalysis {
+    fn idle(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl capture::Sink for ToAnalysis {
+    fn frame(&mut self, frame: &capture::Frame<'_>) -> Result<bool> {
+        self.0.frame(frame);
+        Ok(true)
+    }
+}
+
+/// Opens a file, or stdin for `-`. From then on Ctrl-C ends what stdin gives, and not the program.
+fn open(file: &Path) -> Result<Source> {
+    let progress = Progress::default();
+    if file != Path::new(STDIN) {
+        return Source::open(file, progress);
+    }
+    let interrupt = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register(signal, Arc::clone(&interrupt)).context("cannot listen for Ctrl-C")?;
+    }
+    Source::pipe(io::stdin(), progress, interrupt)
+}
+
 fn inspect(file: &Path) -> Result<(CaptureReport, Nanos)> {
-    let mut analysis = Analysis::default();
     let name = file.display().to_string();
-    let capture =
-        capture::read(file, |frame| _ = analysis.frame(frame)).with_context(|| format!("cannot inspect {name}"))?;
-    let duration = analysis.duration();
-    Ok((analysis.finish(name, capture), duration))
+    let mut sink = ToAnalysis(Analysis::default());
+    let mut interfaces = capture::Interfaces::default();
+    let incomplete = open(file)
+        .and_then(|mut source| capture::read(&mut source, &mut interfaces, &mut 0, &mut sink))
+        .with_context(|| format!("cannot inspect {name}"))?;
+    let duration = sink.0.duration();
+    Ok((sink.0.finish(name, capture::Capture { interfaces: interfaces.names(), incomplete }), duration))
 }
