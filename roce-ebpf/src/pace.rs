@@ -64,6 +64,13 @@ pub(crate) fn pace(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packet)
     }
     // SAFETY: the helper has no arguments.
     let now = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: aligned u64s of a live map value. Two CPUs that meet a new rate at once both note nearly the same.
+    unsafe {
+        if rate.cause_ns != (*cell).cause_ns && rate.cause_ns != 0 {
+            (*cell).cause_ns = rate.cause_ns;
+            (*cell).reaction_ns = now.saturating_sub(rate.cause_ns);
+        }
+    }
     let alive = controller_alive(cfg, now);
     tally.add(if alive { Counter::Paced } else { Counter::PacingFailsafe });
     if cfg.pacer != Pacer::Edt as u32 {

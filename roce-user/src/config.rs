@@ -356,6 +356,8 @@ file_config! {
     sample_every: u32,
     /// `auto`, `on` or `off`.
     guard: Guard,
+    /// The control thread polls for CNPs without sleeping, on a CPU of its own.
+    busy_poll: bool,
     /// Where maps are pinned.
     bpffs: PathBuf,
 }
@@ -428,6 +430,8 @@ pub struct Settings {
     pub sample_every: u32,
     /// Whether malformed packets are kept from rxe.
     pub guard: Guard,
+    /// The control thread polls for CNPs without sleeping.
+    pub busy_poll: bool,
     /// Where maps are pinned.
     pub bpffs: PathBuf,
 }
@@ -517,6 +521,7 @@ impl Settings {
             failsafe,
             sample_every,
             guard: c.guard.unwrap_or(Guard::Auto),
+            busy_poll: c.busy_poll.unwrap_or(false),
             bpffs,
         })
     }

@@ -134,6 +134,7 @@ ack_timeout = 14
 failsafe = "2s"
 sample_every = 16
 guard = "on"
+busy_poll = true
 bpffs = "/run/bpf"
 "#;
     assert!(FileConfig::KEYS.iter().all(|key| text.contains(&format!("\n{key} = "))));

@@ -421,7 +421,7 @@ fn the_htb_filter_steers_limited_qps_while_the_controller_lives() {
     cfg.pacer = Pacer::Htb as u32;
     p.maps.set_config(cfg).unwrap();
     let limited = send(LOCAL, PEER, 0, PEER_QPN, 1);
-    let rate = RateValue { bytes_per_sec: 1_000_000, classid: 0x726f_0001, reserved: 0 };
+    let rate = RateValue { bytes_per_sec: 1_000_000, classid: 0x726f_0001, ..RateValue::default() };
     p.maps.set_rate(PeerQp::new(PEER, PEER_QPN), rate).unwrap();
     p.maps.beat(monotonic_ns()).unwrap();
     let verdict = |p: &mut Programs, f: &[u8]| p.tc("roce_htb", f, 0, 1).unwrap().verdict;

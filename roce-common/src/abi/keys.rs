@@ -169,6 +169,8 @@ pub struct PairValue {
 pub struct RateValue {
     /// Bytes per second, frame bytes; never 0.
     pub bytes_per_sec: u64,
+    /// When the kernel received the CNP that led to this rate, CLOCK_MONOTONIC; 0 where none did.
+    pub cause_ns: u64,
     /// HTB class (major:minor), 0 with the EDT pacer.
     pub classid: u32,
     /// Always 0.
@@ -185,6 +187,10 @@ pub struct PaceCell {
     pub bytes: u64,
     /// Packets likewise.
     pub packets: u64,
+    /// [`RateValue::cause_ns`] of the newest CNP whose rate a packet has met.
+    pub cause_ns: u64,
+    /// How long after that CNP the first packet met its rate, in nanoseconds.
+    pub reaction_ns: u64,
 }
 
 /// The virtual queue of a congestion point: one cell per interface.
@@ -232,7 +238,7 @@ const _: () = {
     assert!(
         size_of::<PairValue>() == 24 && offset_of!(PairValue, cnp_rx) == 8 && offset_of!(PairValue, sender_qpn) == 16
     );
-    assert!(size_of::<RateValue>() == 16 && offset_of!(RateValue, classid) == 8);
-    assert!(size_of::<PaceCell>() == 24);
+    assert!(size_of::<RateValue>() == 24 && offset_of!(RateValue, classid) == 16);
+    assert!(size_of::<PaceCell>() == 40);
     assert!(size_of::<VirtualQueue>() == 8);
 };

@@ -17,14 +17,14 @@ pub use keys::{
 use crate::units::Addr;
 
 /// Version of everything in this module; it names the pin directory, so that a program never reads another version's maps.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// Most flows a [`FlowKey`] map holds; further ones are counted as refused.
 pub const MAX_FLOWS: u32 = 131_072;
 /// Most limited queue pairs.
 pub const MAX_RATES: u32 = 131_072;
-/// Most pairs of queue pairs.
-pub const MAX_PAIRS: u32 = 131_072;
+/// Most entries of PAIRS: two for each pair of queue pairs.
+pub const MAX_PAIRS: u32 = 262_144;
 /// Most local addresses of one interface's host.
 pub const MAX_LOCAL_ADDRS: u32 = 1_024;
 /// Bytes of the CNP ring buffer, which nothing else may fill.

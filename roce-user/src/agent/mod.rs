@@ -3,14 +3,20 @@
 //! | file | what |
 //! |---|---|
 //! | `open` | settings → attachment, pacer, controller |
-//! | `run` | the loop |
+//! | `controller` | the control thread: CNPs in, rates out |
+//! | `reaction` | how long that takes |
+//! | `run` | the loop of everything else |
 //! | `report` | what is shown: JSON lines or a table |
 
+mod controller;
 mod open;
+mod reaction;
 mod report;
 mod run;
 
+pub use controller::{Controller, News, Order, Progress, Running, Wait};
 pub use open::{Agent, Plan, detected_link_rate};
+pub use reaction::Reactions;
 pub use report::{FlowLine, Output, flow_lines};
 
 use roce_common::units::Nanos;

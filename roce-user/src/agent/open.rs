@@ -10,10 +10,11 @@ use roce_common::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
+use super::{Controller, Wait};
 use crate::{
     config::{self, Guard, Settings},
     control::Core,
-    dataplane::{self, Attachment, FlowWalker, Options, Pins},
+    dataplane::{self, Attachment, FlowWalker, Maps, Options, Pins},
     netlink::{LinkInfo, Netlink, link_speed},
     pacer::{self, Edt, Htb, Pacer},
     rdma,
@@ -46,12 +47,12 @@ pub(super) type Logger = AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>;
 pub struct Agent {
     pub(super) plan: Plan,
     pub(super) attachment: Attachment,
-    pub(super) pacer: Box<dyn Pacer>,
+    /// The controller; away while it works on its thread.
+    pub(super) controller: Option<Controller>,
+    /// Name of the pacer.
+    pub(super) pacer: &'static str,
     /// Why that pacer, where it was not asked for.
     pub(super) pacer_reason: Option<String>,
-    pub(super) core: Core,
-    pub(super) cnp_ring: AsyncFd<RingBuf<MapData>>,
-    pub(super) telemetry: AsyncFd<RingBuf<MapData>>,
     pub(super) locals: Vec<Addr>,
     /// Flows at the last walk.
     pub(super) flows_seen: usize,
@@ -140,9 +141,10 @@ impl Agent {
             attachment.keep();
         }
         let logger = start_logger(&mut attachment);
-        let cnp_ring = ring(&mut attachment, "CNP_RING")?;
-        let telemetry = ring(&mut attachment, "TELEMETRY")?;
-        let walker = FlowWalker::open(&Pins::of(&plan.settings.bpffs, plan.link.index)?)?;
+        let rings = (ring(&mut attachment, "CNP_RING")?, ring(&mut attachment, "TELEMETRY")?);
+        let pins = Pins::of(&plan.settings.bpffs, plan.link.index)?;
+        let walker = FlowWalker::open(&pins)?;
+        let maps = Maps::open(&pins)?;
         let locals = local_addresses()?;
         attachment.maps.set_local(&locals)?;
         attachment.maps.beat(super::monotonic().0)?;
@@ -167,14 +169,15 @@ impl Agent {
         for local in &locals {
             core.add_local(*local);
         }
+        let wait = if s.busy_poll { Wait::Busy } else { Wait::Sleep };
+        let pacer_name = pacer.name();
+        let controller = Controller::new(core, maps, pacer, rings, s.link_rate, wait);
         Ok(Self {
             plan,
             attachment,
-            pacer,
+            controller: Some(controller),
+            pacer: pacer_name,
             pacer_reason,
-            core,
-            cnp_ring,
-            telemetry,
             locals,
             flows_seen: 0,
             last_bytes: HashMap::new(),
@@ -191,14 +194,13 @@ pub(super) fn local_addresses() -> Result<Vec<Addr>> {
     Ok(Netlink::open()?.addresses()?.into_iter().map(Addr::from).collect())
 }
 
-fn ring(attachment: &mut Attachment, name: &str) -> Result<AsyncFd<RingBuf<MapData>>> {
+fn ring(attachment: &mut Attachment, name: &str) -> Result<RingBuf<MapData>> {
     let map = attachment.ebpf.take_map(name).ok_or_else(|| anyhow!("the BPF object has no map {name}"))?;
-    let ring = RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))?;
-    wait_on(ring).with_context(|| format!("cannot wait for {name}"))
+    RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))
 }
 
 fn wait_on<T: AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: both kinds of `inner` own their descriptor and keep it open and the same until they are dropped.
+    // SAFETY: `inner` owns its descriptor and keeps it open and the same until it is dropped.
     unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) }.map_err(io::Error::from)
 }
 

@@ -17,7 +17,7 @@ use roce_common::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Agent, monotonic, run::limit};
+use super::{Agent, Progress, Reactions, monotonic, run::limit};
 use crate::{
     dataplane::Maps,
     export::{FlowReport, SCHEMA},
@@ -154,8 +154,9 @@ impl Output {
                 "ingress": plan.ingress.to_string(),
                 "ingress_reason": plan.ingress_reason,
                 "tc": agent.attachment.tc_hook,
-                "pacer": agent.pacer.name(),
+                "pacer": agent.pacer,
                 "pacer_reason": agent.pacer_reason,
+                "cnp_wait": agent.controller.as_ref().map(|c| c.wait().name()),
                 "link_rate_bps": s.link_rate.bits_per_sec(),
                 "link_rate_given": s.link_rate_given,
                 "rxe": plan.rdma.soft,
@@ -169,7 +170,7 @@ impl Output {
             s.role,
             plan.ingress,
             why(&plan.ingress_reason),
-            agent.pacer.name(),
+            agent.pacer,
             why(&agent.pacer_reason.as_deref()),
             tui::bits(s.link_rate.bits_per_sec()),
         ));
@@ -224,6 +225,7 @@ impl Agent {
     pub(super) fn report(
         &mut self,
         output: &Rc<RefCell<Output>>,
+        progress: &Progress,
         flows: &[(FlowKey, Flow)],
         total: usize,
     ) -> Result<()> {
@@ -250,8 +252,7 @@ impl Agent {
             }));
         }
         let counters = self.all_counters()?;
-        let table =
-            tui::table(&name, &self.plan.settings.role.to_string(), &counters, &self.core.stats(), &lines, total);
+        let table = tui::table(&name, &self.plan.settings.role.to_string(), &counters, &progress.stats, &lines, total);
         output.tables.insert(name, table);
         output.draw()
     }
@@ -261,7 +262,7 @@ impl Agent {
     }
 
     /// The last report.
-    pub(super) fn summarise(&mut self, output: &Rc<RefCell<Output>>) -> Result<()> {
+    pub(super) fn summarise(&mut self, output: &Rc<RefCell<Output>>, progress: &Progress) -> Result<()> {
         let flows = self.attachment.maps.flows();
         let mut output = output.borrow_mut();
         let elapsed = monotonic().since(output.start).0.max(1);
@@ -269,7 +270,7 @@ impl Agent {
         let (lines, total) =
             flow_lines(name, &self.attachment.maps, &flows, |_, flow| Some(bits_per_sec(flow.bytes, elapsed)));
         let counters = self.all_counters()?;
-        let stats = self.core.stats();
+        let stats = progress.stats;
         if !output.json {
             let table = tui::table(name, &self.plan.settings.role.to_string(), &counters, &stats, &lines, total);
             output.tables.insert(name.clone(), table);
@@ -300,12 +301,25 @@ impl Agent {
                 "held_back": stats.held_back,
                 "recovered": stats.recovered,
                 "released": stats.released,
-                "limited": self.core.limited_len(),
+                "limited": progress.limited,
+                "reaction_ns": reactions_json(&progress.reactions),
+                "events_not_shown": progress.not_shown,
             },
             "flows_total": total,
             "flows": lines,
         }))
     }
+}
+
+/// How long CNPs took from the kernel's stamp to the rate in the map, nanoseconds.
+fn reactions_json(reactions: &Reactions) -> Value {
+    let share = |s: f64| reactions.percentile(s).as_nanos() as u64;
+    json!({
+        "count": reactions.count(),
+        "p50": share(0.5),
+        "p99": share(0.99),
+        "max": reactions.max().as_nanos() as u64,
+    })
 }
 
 fn bits_per_sec(bytes: u64, elapsed_ns: u64) -> u64 {

@@ -1,41 +1,33 @@
-//! The loop of an agent.
+//! The loop of an agent: everything but the control loop itself, which has a thread of its own.
 
 use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use aya::maps::{MapData, RingBuf};
 use roce_common::{
-    abi::{Counter, Direction, Event, EventKind, FlowKey, PairKey, PeerQp, Space},
+    abi::{Counter, Direction, FlowKey, PeerQp, Space},
     flow::Flow,
     psn::Psn,
-    units::{Addr, Nanos, Rate},
+    units::Nanos,
 };
 use tokio::{
-    io::unix::AsyncFdReadyMutGuard,
-    sync::watch,
+    sync::{mpsc, watch},
     task::{self, JoinHandle},
     time::{self, Instant, MissedTickBehavior},
 };
-use zerocopy::FromBytes as _;
 
 use super::{
-    Agent, Output, monotonic,
+    Agent, News, Order, Output, Running, monotonic,
     open::{Logger, local_addresses},
     report::REPORTED_FLOWS,
 };
 use crate::{
-    control::{Command, LocalQp},
+    control::{FlowSeen, LocalQp},
     dataplane::{FlowWalker, Maps},
     netlink::Netlink,
-    pacer::Pacer,
 };
 
-/// How often the BPF programs are told that the controller is alive.
-const HEARTBEAT: Duration = Duration::from_millis(50);
 /// How often flows are walked, reported and aged.
 const REPORT: Duration = Duration::from_secs(1);
-/// Events taken from a ring before everything else is looked at again.
-const BATCH: usize = 256;
 /// A flow that was silent for this long is forgotten.
 const FLOW_IDLE: Nanos = Nanos(60 * Nanos::SECOND.0);
 /// Flows of fewer packets than this are forgotten sooner: a flood of forged ones must not hold the table.
@@ -52,17 +44,12 @@ impl Agent {
     /// The interface went away, a map or the kernel failed; everything is detached all the same.
     pub async fn run(mut self, output: Rc<RefCell<Output>>, mut stop: watch::Receiver<bool>) -> Result<()> {
         let logging = self.logger.take().map(|logger| task::spawn_local(pass_on(logger)));
-        let result = self.drive(&output, &mut stop).await;
+        let result = self.work(&output, &mut stop).await;
         if let Some(task) = logging {
             task.abort();
         }
-        // The last report, while the maps still stand.
-        let report = match &result {
-            Ok(()) => self.summarise(&output),
-            Err(_) => Ok(()),
-        };
         let closed = self.close();
-        result.and(report).and(closed)
+        result.and(closed)
     }
 
     /// Detaches and restores the interface, unless told to keep everything.
@@ -77,52 +64,48 @@ impl Agent {
         let gone =
             !matches!(Netlink::open()?.links(), Ok(links) if links.iter().any(|l| l.index == self.plan.link.index));
         // What the limiters hold leaves first, in order, for at most a second. Should that hang, the failsafe frees it.
-        let paced = if gone { Ok(()) } else { self.pacer.close(&mut self.attachment.maps) };
+        let paced = match self.controller.as_mut().filter(|_| !gone) {
+            Some(controller) => controller.pacer.close(&mut controller.maps),
+            None => Ok(()),
+        };
         let quiet = self.attachment.maps.beat(0);
         let detached = self.attachment.detach();
         paced.and(quiet).and(detached)
     }
 
-    async fn drive(&mut self, output: &Rc<RefCell<Output>>, stop: &mut watch::Receiver<bool>) -> Result<()> {
+    /// Lets the controller work, and reports.
+    async fn work(&mut self, output: &Rc<RefCell<Output>>, stop: &mut watch::Receiver<bool>) -> Result<()> {
         output.borrow_mut().ready(self)?;
-        let mut beat = time::interval(HEARTBEAT);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (running, news) = self.controller.take().context("the agent has run before")?.start()?;
+        let result = self.drive(&running, news, output, stop).await;
+        let (controller, failed) = running.stop()?;
+        let progress = controller.progress().clone();
+        self.controller = Some(controller);
+        result.and(failed)?;
+        // The last report, while the maps still stand.
+        self.summarise(output, &progress)
+    }
+
+    async fn drive(
+        &mut self,
+        running: &Running,
+        mut news: mpsc::Receiver<News>,
+        output: &Rc<RefCell<Output>>,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<()> {
         let mut report = time::interval_at(Instant::now() + REPORT, REPORT);
         report.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut round = 0u64;
         let mut walk = None;
-        let mut commands = Vec::new();
         loop {
-            // No flood of events keeps the controller from its timers or the programs from their heartbeat: both come
-            // first, and every ring is left after a batch.
-            let now = monotonic();
-            if self.core.next_deadline().is_some_and(|d| d <= now) {
-                let maps = &self.attachment.maps;
-                self.core.advance(now, |_, key| maps.pace(*key).map(|cell| cell.bytes), &mut commands);
-                self.carry_out(&mut commands, output)?;
-            }
-            let wake =
-                self.core.next_deadline().map_or(HEARTBEAT, |d| Duration::from_nanos(d.since(now).0)).min(HEARTBEAT);
             tokio::select! {
                 biased;
                 _ = stop.changed() => return Ok(()),
-                _ = beat.tick() => {
-                    let now = monotonic();
-                    self.attachment.maps.beat(now.0)?;
-                    self.pacer.poll(&mut self.attachment.maps, now)?;
-                }
-                ready = self.cnp_ring.readable_mut() => {
-                    let now = monotonic();
-                    for event in batch(&mut ready.context("cannot wait for CNPs")?) {
-                        self.core.on_event(&event, now, &mut commands);
-                    }
-                }
-                () = time::sleep(wake) => {}
                 _ = report.tick() => {
                     round += 1;
                     self.check_interface()?;
-                    self.refresh_locals()?;
-                    self.recover_cnps(&mut commands)?;
+                    self.refresh_locals(running)?;
+                    self.recover_cnps(running)?;
                     if self.flows_seen < MANY_FLOWS || round.is_multiple_of(10) {
                         self.start_walk(&mut walk);
                     }
@@ -130,32 +113,16 @@ impl Agent {
                 walked = end_of(&mut walk) => {
                     let (walker, flows) = walked?;
                     self.walker = Some(walker);
-                    self.take_flows(output, &flows?)?;
+                    self.take_flows(output, running, &flows?)?;
                 }
-                ready = self.telemetry.readable_mut() => {
-                    let now = monotonic();
-                    for event in batch(&mut ready.context("cannot wait for telemetry")?) {
-                        self.core.on_event(&event, now, &mut commands);
-                        if is_news(&event) {
-                            output.borrow_mut().event(&self.plan.link.name, &event)?;
-                        }
-                    }
-                }
-            }
-            self.carry_out(&mut commands, output)?;
-        }
-    }
-
-    /// Carries out what the controller decided.
-    fn carry_out(&mut self, commands: &mut Vec<Command>, output: &Rc<RefCell<Output>>) -> Result<()> {
-        for command in commands.drain(..) {
-            let line = self.plan.settings.link_rate;
-            let notice = carry_out(command, &mut self.attachment.maps, self.pacer.as_mut(), line)?;
-            if let Some(text) = notice {
-                output.borrow_mut().notice(&self.plan.link.name, &text)?;
+                said = news.recv() => match said {
+                    Some(News::Event(event)) => output.borrow_mut().event(&self.plan.link.name, &event)?,
+                    Some(News::Notice(text)) => output.borrow_mut().notice(&self.plan.link.name, &text)?,
+                    // It ended by itself, and says why when it is taken back.
+                    None => return Ok(()),
+                },
             }
         }
-        Ok(())
     }
 
     /// A deleted interface ends the agent; a renamed one is followed.
@@ -173,17 +140,14 @@ impl Agent {
         }
     }
 
-    fn refresh_locals(&mut self) -> Result<()> {
+    fn refresh_locals(&mut self, running: &Running) -> Result<()> {
         let now = local_addresses()?;
         if now == self.locals {
             return Ok(());
         }
-        for gone in self.locals.iter().filter(|a| !now.contains(a)) {
-            self.core.remove_local(gone);
-        }
-        for new in now.iter().filter(|a| !self.locals.contains(a)) {
-            self.core.add_local(*new);
-        }
+        let gone = self.locals.iter().filter(|a| !now.contains(a)).copied().collect();
+        let new = now.iter().filter(|a| !self.locals.contains(a)).copied().collect();
+        running.tell(Order::Locals { gone, new });
         self.attachment.maps.set_local(&now)?;
         self.locals = now;
         Ok(())
@@ -191,7 +155,7 @@ impl Agent {
 
     /// CNPs that did not fit the ring are still in their pair's counter. The reading after the ring was full shows them,
     /// and a second one that they were not just on their way.
-    fn recover_cnps(&mut self, commands: &mut Vec<Command>) -> Result<()> {
+    fn recover_cnps(&mut self, running: &Running) -> Result<()> {
         let full = self.attachment.maps.counters(Direction::Ingress)?[Counter::CnpRingFull as usize];
         let grown = full != self.cnp_ring_full;
         self.cnp_ring_full = full;
@@ -199,13 +163,16 @@ impl Agent {
             return Ok(());
         }
         self.cnps_to_confirm = grown;
-        let now = monotonic();
-        for (key, value) in self.attachment.maps.pairs() {
-            if self.core.is_local(&key.dst) {
-                let local = LocalQp { ifindex: self.plan.link.index, qpn: key.dest_qp() };
-                self.core.on_cnp_count(local, key.src, value.cnp_rx as u32, now, commands);
-            }
-        }
+        let ifindex = self.plan.link.index;
+        let counts = self
+            .attachment
+            .maps
+            .pairs()
+            .into_iter()
+            .filter(|(key, _)| self.locals.contains(&key.dst))
+            .map(|(key, value)| (LocalQp { ifindex, qpn: key.dest_qp() }, key.src, value.cnp_rx as u32))
+            .collect();
+        running.tell(Order::CnpCounts(counts));
         Ok(())
     }
 
@@ -225,22 +192,24 @@ impl Agent {
     }
 
     /// Tells the controller how far each flow has come, and reports them.
-    fn take_flows(&mut self, output: &Rc<RefCell<Output>>, flows: &[(FlowKey, Flow)]) -> Result<()> {
-        let now = monotonic();
-        for (key, flow) in flows.iter().filter(|(key, flow)| key.space() == Space::Request && flow.packets != 0) {
-            self.core.on_flow(
-                key.tap.ifindex(),
-                key.tap.direction(),
-                key.src,
-                key.dst,
-                key.dest_qp(),
-                Psn::new(flow.first_psn),
-                Psn::new(flow.last_psn),
-                now,
-            );
-        }
+    fn take_flows(&mut self, output: &Rc<RefCell<Output>>, running: &Running, flows: &[(FlowKey, Flow)]) -> Result<()> {
+        let seen = flows
+            .iter()
+            .filter(|(key, flow)| key.space() == Space::Request && flow.packets != 0)
+            .map(|(key, flow)| FlowSeen {
+                ifindex: key.tap.ifindex(),
+                direction: key.tap.direction(),
+                src: key.src,
+                dst: key.dst,
+                dest_qp: key.dest_qp(),
+                first: Psn::new(flow.first_psn),
+                highest: Psn::new(flow.last_psn),
+            })
+            .collect();
+        running.tell(Order::Flows(seen));
         self.flows_seen = flows.len();
-        self.report(output, flows.get(..REPORTED_FLOWS).unwrap_or(flows), flows.len())
+        let busiest = flows.get(..REPORTED_FLOWS).unwrap_or(flows);
+        self.report(output, &running.progress(), busiest, flows.len())
     }
 }
 
@@ -261,62 +230,6 @@ async fn pass_on(mut logger: Logger) {
         guard.get_inner_mut().flush();
         guard.clear_ready();
     }
-}
-
-/// At most [`BATCH`] records of a ring that is ready; where there were fewer, the ring is waited for again.
-fn batch(ring: &mut AsyncFdReadyMutGuard<'_, RingBuf<MapData>>) -> Vec<Event> {
-    let mut events = Vec::new();
-    while events.len() < BATCH {
-        let Some(item) = ring.get_inner_mut().next() else {
-            ring.clear_ready();
-            break;
-        };
-        events.extend(Event::read_from_bytes(&item).ok());
-    }
-    events
-}
-
-/// What a person wants to hear of at once.
-fn is_news(event: &Event) -> bool {
-    matches!(
-        EventKind::from_number(event.kind),
-        Some(EventKind::Gap | EventKind::Nak | EventKind::RnrNak | EventKind::Discontinuity | EventKind::CnpSent)
-    )
-}
-
-/// Both directions of a connection: packets from the peer for our queue pair, and ours for the peer's.
-fn pair_keys(local: LocalQp, local_addr: Addr, peer: Addr, remote: roce_common::units::Qpn) -> [(PairKey, u32); 2] {
-    [
-        (PairKey::new(peer, local_addr, local.qpn), remote.get()),
-        (PairKey::new(local_addr, peer, remote), local.qpn.get()),
-    ]
-}
-
-/// Carries out a command; what the user should know is handed back.
-fn carry_out(command: Command, maps: &mut Maps, pacer: &mut dyn Pacer, line: Rate) -> Result<Option<String>> {
-    match command {
-        Command::AddPair { local, local_addr, peer, remote } => {
-            for (key, sender) in pair_keys(local, local_addr, peer, remote) {
-                maps.add_pair(key, sender)?;
-            }
-        }
-        Command::RemovePair { local, local_addr, peer, remote } => {
-            for (key, _) in pair_keys(local, local_addr, peer, remote) {
-                maps.remove_pair(key)?;
-            }
-        }
-        Command::SetRate { key, rate, .. } => pacer.set_rate(maps, key, rate)?,
-        Command::Release { key, .. } => pacer.release(maps, key)?,
-        Command::ClearRate { key, .. } => {
-            // What the limiter holds leaves in order first.
-            if maps.rate(key).is_some() {
-                pacer.set_rate(maps, key, line)?;
-                pacer.release(maps, key)?;
-            }
-        }
-        Command::Notice(notice) => return Ok(Some(format!("{}: {notice}", notice.name()))),
-    }
-    Ok(None)
 }
 
 /// Whether a queue pair is limited, for reports.

@@ -54,6 +54,9 @@ pub(super) struct RunArgs {
     /// Pacing stops when the controller has been silent for this long [default: 1s]
     #[arg(long, value_name = "T")]
     failsafe: Option<TimeText>,
+    /// Poll for CNPs without sleeping: the quickest reaction, for a CPU core per interface
+    #[arg(long)]
+    busy_poll: bool,
     /// Where maps and links are pinned [default: /sys/fs/bpf]
     #[arg(long, value_name = "DIR")]
     bpffs: Option<PathBuf>,
@@ -92,6 +95,7 @@ impl RunArgs {
             dscp_policy: self.dscp_policy,
             ecn_policy: self.ecn_policy,
             guard: self.guard,
+            busy_poll: self.busy_poll.then_some(true),
             failsafe: self.failsafe,
             bpffs: self.bpffs.clone(),
             ..FileConfig::default()

@@ -12,12 +12,19 @@ use roce_common::{
 
 use super::{
     Command, Notice,
-    pairs::{Change, Limits, LocalQp, Observation, Pair, PairTable},
+    pairs::{Change, FlowSeen, Limits, LocalQp, Observation, Pair, PairTable},
 };
 
 /// A rate is worth a command when it differs from the last one by more than this part of it. Cuts and the arrival at
 /// line rate always are.
 const SIGNIFICANT: u64 = 64;
+
+/// Most limiters that one call of [`Core::advance`] looks at: a CNP waits no longer than they take.
+pub(super) const LOOKS: usize = 64;
+
+/// Time between two looks at any limiters, on average, where there are very many: with 100,000 each is looked at once a
+/// second, and made up for. A look with its system calls takes a few microseconds.
+const LOOK_EVERY: Nanos = Nanos::from_micros(10);
 
 /// Packets an rxe queue pair can have waiting in a shaper: it pauses above 64 (`RXE_INFLIGHT_SKBS_PER_QP_HIGH`).
 const HELD_PACKETS: u64 = 65;
@@ -248,19 +255,8 @@ impl Core {
     }
 
     /// What the kernel's flow table knows of a request flow; see [`PairTable::observe_flow`].
-    #[expect(clippy::too_many_arguments, reason = "a flow key and three facts about it")]
-    pub fn on_flow(
-        &mut self,
-        ifindex: u32,
-        direction: Direction,
-        src: Addr,
-        dst: Addr,
-        dest_qp: Qpn,
-        first: Psn,
-        highest: Psn,
-        now: Nanos,
-    ) {
-        self.pairs.observe_flow(ifindex, direction, src, dst, dest_qp, first, highest, now);
+    pub fn on_flow(&mut self, flow: &FlowSeen, now: Nanos) {
+        self.pairs.observe_flow(flow, now);
     }
 
     /// The kernel's cumulative count of CNPs for a pair, read now and then. What it has more than the ring buffer
@@ -281,7 +277,9 @@ impl Core {
         self.react(pair, u64::from(lost), now, out);
     }
 
-    /// Brings everything to `now`. `bytes_sent` is the cumulative byte counter of a limiter, where it has one.
+    /// Brings pairs and at most [`LOOKS`] limiters that are due to `now`; [`Self::next_deadline`] says whether more are. A
+    /// limiter that is looked at late has lost nothing: any number of its periods is made up for at once. `bytes_sent` is
+    /// the cumulative byte counter of a limiter, where it has one.
     pub fn advance(
         &mut self,
         now: Nanos,
@@ -290,10 +288,8 @@ impl Core {
     ) {
         self.pairs.advance(now);
         self.follow_pairs(out);
-        while let Some(&(deadline, local)) = self.deadlines.first() {
-            if deadline > now {
-                break;
-            }
+        for _ in 0..LOOKS {
+            let Some(&(_, local)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) else { break };
             self.deadlines.pop_first();
             let Some(limiter) = self.limiters.get_mut(&local) else { continue };
             let counter = bytes_sent(local, &limiter.key);
@@ -373,9 +369,10 @@ impl Core {
 
     /// Sets the time at which a limiter is looked at next.
     fn schedule(&mut self, local: LocalQp, now: Nanos) {
+        let tick = self.config.tick.0.max(self.limiters.len() as u64 * LOOK_EVERY.0);
         let Some(limiter) = self.limiters.get_mut(&local) else { return };
         self.deadlines.remove(&(limiter.deadline, local));
-        limiter.deadline = limiter.rp.next_deadline().max(Nanos(now.0.saturating_add(self.config.tick.0)));
+        limiter.deadline = limiter.rp.next_deadline().max(Nanos(now.0.saturating_add(tick)));
         self.deadlines.insert((limiter.deadline, local));
     }
 

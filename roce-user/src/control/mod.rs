@@ -16,7 +16,7 @@ use roce_common::{
 
 pub use self::{
     core::{Core, CoreConfig, Ignored, Stats},
-    pairs::{Change, Limits, LocalQp, Observation, Pair, PairTable, SETTLE},
+    pairs::{Change, FlowSeen, Limits, LocalQp, Observation, Pair, PairTable, SETTLE},
 };
 
 /// What the shell has to do.

@@ -88,6 +88,25 @@ pub struct Observation {
     pub restart: bool,
 }
 
+/// What the kernel's flow table knows of a request flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlowSeen {
+    /// Interface index.
+    pub ifindex: u32,
+    /// Received or sent.
+    pub direction: Direction,
+    /// Source address.
+    pub src: Addr,
+    /// Destination address.
+    pub dst: Addr,
+    /// Destination QPN.
+    pub dest_qp: Qpn,
+    /// PSN of its first packet.
+    pub first: Psn,
+    /// The serially highest PSN: one before the one that is expected next.
+    pub highest: Psn,
+}
+
 /// Bounds of a [`PairTable`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -108,7 +127,7 @@ impl Default for Limits {
         Self {
             entries: 262_144,
             entries_per_hosts: 4_096,
-            pairs: roce_common::abi::MAX_PAIRS as usize,
+            pairs: roce_common::abi::MAX_PAIRS as usize / 2,
             idle: Nanos(120 * Nanos::SECOND.0),
             sample_every: 64,
         }
@@ -281,38 +300,24 @@ impl PairTable {
         }
     }
 
-    /// Takes in what the kernel's own table knows of a request flow: exact where samples lag. `highest` is one before
-    /// the PSN it expects next.
-    #[expect(clippy::too_many_arguments, reason = "a flow key and three facts about it")]
-    pub fn observe_flow(
-        &mut self,
-        ifindex: u32,
-        direction: Direction,
-        src: Addr,
-        dst: Addr,
-        dest_qp: Qpn,
-        first: Psn,
-        highest: Psn,
-        now: Nanos,
-    ) {
-        let (hosts, requester) = match direction {
-            Direction::Egress => (Hosts { ifindex, local: src, peer: dst }, Requester::Us),
-            Direction::Ingress => (Hosts { ifindex, local: dst, peer: src }, Requester::Peer),
+    /// Takes in what the kernel's own table knows of a request flow: exact where samples lag.
+    pub fn observe_flow(&mut self, seen: &FlowSeen, now: Nanos) {
+        let (hosts, requester) = match seen.direction {
+            Direction::Egress => (Hosts { ifindex: seen.ifindex, local: seen.src, peer: seen.dst }, Requester::Us),
+            Direction::Ingress => (Hosts { ifindex: seen.ifindex, local: seen.dst, peer: seen.src }, Requester::Peer),
         };
         // Without the source port a flow cannot be created from here, only corrected.
-        let Some(flow) = self.groups.get_mut(&hosts).and_then(|g| g.side(requester).flows.get_mut(&dest_qp.get()))
-        else {
-            return;
-        };
+        let side = self.groups.get_mut(&hosts).map(|g| g.side(requester));
+        let Some(flow) = side.and_then(|s| s.flows.get_mut(&seen.dest_qp.get())) else { return };
         let rules = &mut flow.rules;
-        if highest.diff(rules.highest) >= 0 {
-            rules.extend(highest, Some(1), rules.src_port);
+        if seen.highest.diff(rules.highest) >= 0 {
+            rules.extend(seen.highest, Some(1), rules.src_port);
             rules.open_ended = false;
             flow.seen = now;
         }
-        let lag = rules.first.diff(first);
+        let lag = rules.first.diff(seen.first);
         if lag > 0 && lag < 1 << 20 {
-            rules.first = first;
+            rules.first = seen.first;
         }
     }
 

@@ -312,11 +312,20 @@ fn other_services_and_the_gsi_never_pair() {
 fn the_kernels_flow_table_corrects_what_samples_missed() {
     let (mut t, mut qps) = (table(), vec![Qp::new(100, 900, 1_000, false)]);
     run(&mut t, &mut qps, 0, 20);
-    t.observe_flow(IF, Direction::Egress, L, P, Qpn::new(900), Psn::new(990), Psn::new(9_000), Nanos(20 * MS));
+    let seen = |qpn, first, highest| FlowSeen {
+        ifindex: IF,
+        direction: Direction::Egress,
+        src: L,
+        dst: P,
+        dest_qp: Qpn::new(qpn),
+        first: Psn::new(first),
+        highest: Psn::new(highest),
+    };
+    t.observe_flow(&seen(900, 990, 9_000), Nanos(20 * MS));
     let hosts = Hosts { ifindex: IF, local: L, peer: P };
     let flow = t.groups[&hosts].us.flows[&900].rules;
     assert_eq!((flow.first, flow.highest), (Psn::new(990), Psn::new(9_000)));
-    t.observe_flow(IF, Direction::Egress, L, P, Qpn::new(7), Psn::new(0), Psn::new(1), Nanos(0));
+    t.observe_flow(&seen(7, 0, 1), Nanos(0));
     assert_eq!(t.entries(), 2);
 }
 

@@ -54,6 +54,14 @@ impl Edt {
     }
 }
 
+impl Edt {
+    /// Rates and departure times without an fq to keep them: everything of this pacer but the wire, for measurements where
+    /// the kernel has no fq.
+    pub fn unkept(ifindex: u32) -> Self {
+        Self { ifindex, made_root: false, leaving: HashMap::new() }
+    }
+}
+
 impl Pacer for Edt {
     fn name(&self) -> &'static str {
         "edt"
@@ -63,9 +71,10 @@ impl Pacer for Edt {
         abi::Pacer::Edt
     }
 
-    fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()> {
+    fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate, cause: Nanos) -> Result<()> {
         self.leaving.remove(&key);
-        maps.set_rate(key, RateValue { bytes_per_sec: rate.bytes_per_sec().max(1), ..RateValue::default() })
+        let bytes_per_sec = rate.bytes_per_sec().max(1);
+        maps.set_rate(key, RateValue { bytes_per_sec, cause_ns: cause.0, ..RateValue::default() })
     }
 
     fn release(&mut self, _: &mut Maps, key: PeerQp) -> Result<()> {

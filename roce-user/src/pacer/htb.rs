@@ -153,7 +153,7 @@ impl Pacer for Htb {
         usize::from(MAX_CLASSES)
     }
 
-    fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()> {
+    fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate, cause: Nanos) -> Result<()> {
         let bytes_per_sec = rate.bytes_per_sec().max(1);
         let burst = self.burst(rate);
         let minor = match self.classes.get_mut(&key) {
@@ -181,7 +181,7 @@ impl Pacer for Htb {
             }
         };
         let classid = u32::from(QDISC_MAJOR) << 16 | u32::from(minor);
-        maps.set_rate(key, RateValue { bytes_per_sec, classid, reserved: 0 })
+        maps.set_rate(key, RateValue { bytes_per_sec, cause_ns: cause.0, classid, reserved: 0 })
     }
 
     fn release(&mut self, _: &mut Maps, key: PeerQp) -> Result<()> {

@@ -59,7 +59,7 @@ impl Leaving {
 }
 
 /// Paces queue pairs.
-pub trait Pacer {
+pub trait Pacer: Send {
     /// The name shown to the user.
     fn name(&self) -> &'static str;
 
@@ -71,11 +71,12 @@ pub trait Pacer {
         abi::MAX_RATES as usize
     }
 
-    /// Paces the packets of `key` at `rate`, frame bytes per second.
+    /// Paces the packets of `key` at `rate`, frame bytes per second. `cause` is when the kernel received the CNP that led
+    /// to it, 0 where none did.
     ///
     /// # Errors
     /// The kernel refuses a class or a map entry.
-    fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate) -> Result<()>;
+    fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate, cause: Nanos) -> Result<()>;
 
     /// Takes the limiter of `key` away once its queue pair pauses; it is at line rate already.
     ///
@@ -109,7 +110,7 @@ impl Pacer for Off {
         abi::Pacer::Off
     }
 
-    fn set_rate(&mut self, _: &mut Maps, _: PeerQp, _: Rate) -> Result<()> {
+    fn set_rate(&mut self, _: &mut Maps, _: PeerQp, _: Rate, _: Nanos) -> Result<()> {
         Ok(())
     }
 
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_limiter_goes_only_after_a_pause() {
-        let cell = |packets, next_ns| Some(PaceCell { packets, next_ns, bytes: 0 });
+        let cell = |packets, next_ns| Some(PaceCell { packets, next_ns, ..PaceCell::default() });
         let mut leaving = Leaving::NEW;
         let at = |ms: u64| Nanos::from_millis(1_000 + ms);
         assert!(!leaving.may_go(cell(10, 0), at(0)), "the first look starts the clock");
