@@ -1,6 +1,7 @@
 //! The lab: network namespaces, a software RC endpoint, a replayer, and the main job built from them; and the BPF
 //! programs run by hand.
 
+pub mod bench;
 pub mod capture;
 pub mod endpoint;
 pub mod forge;

@@ -1,5 +1,7 @@
+//! Speed lives here and in no test.
+//!
 //! `roce-bench packet`: what each BPF program costs per packet, beside a program that does nothing and one that parses and
-//! counts, in the same run. Speed lives here and in no test.
+//! counts, in the same run. `reaction` and `scale`: see [`roce_tests::bench`].
 
 use std::{fs, io::Write as _, process::ExitCode};
 
@@ -11,7 +13,11 @@ use roce_common::{
     units::{Addr, Qpn},
     wire::{Aeth, Bth, IpVersion, Opcode, emit},
 };
-use roce_tests::progtest::{Programs, config, monotonic_ns};
+use roce_tests::{
+    bench::{reaction, scale},
+    progtest::{Programs, config, monotonic_ns},
+};
+use serde::Serialize;
 use serde_json::json;
 
 const LOCAL: Addr = Addr::v4([10, 0, 0, 1]);
@@ -22,7 +28,7 @@ const PEER_QPN: Qpn = Qpn::new(0x42);
 const FIRST_QPN: u32 = 0x1_0000;
 
 #[derive(Parser)]
-#[command(name = "roce-bench", about = "What the BPF programs cost")]
+#[command(name = "roce-bench", about = "What the dataplane costs, and how quick it is")]
 struct Cli {
     #[command(subcommand)]
     what: What,
@@ -42,17 +48,52 @@ enum What {
         #[arg(long)]
         json: bool,
     },
+    /// From a CNP to the rate of the next packet, and from a CE mark to its CNP, on real packets
+    Reaction {
+        /// CNPs, and CE marks, of each kind
+        #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
+        cnps: u32,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// CPU and memory of the controller with very many limited queue pairs
+    Scale {
+        /// Limited queue pairs
+        #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(100..=120_000))]
+        qps: u32,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 fn main() -> ExitCode {
-    let What::Packet { rounds, repeat, json } = Cli::parse().what;
-    match packet(rounds, repeat, json) {
+    let done = match Cli::parse().what {
+        What::Packet { rounds, repeat, json } => packet(rounds, repeat, json),
+        What::Reaction { cnps, json } => reaction::run(cnps).and_then(|r| show(json, &r, &r.table())),
+        What::Scale { qps, json } => scale::run(qps).and_then(|r| show(json, &r, &r.table())),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _nobody_listens = writeln!(std::io::stderr(), "roce-bench: {error:#}");
             ExitCode::from(2)
         }
     }
+}
+
+/// A report as one JSON object, with the machine, or as a table.
+fn show(as_json: bool, report: &impl Serialize, table: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if as_json {
+        let mut value = serde_json::to_value(report)?;
+        value["host"] = json!(host());
+        writeln!(out, "{value}")?;
+    } else {
+        writeln!(out, "{}\n\n{table}", host())?;
+    }
+    Ok(())
 }
 
 /// One measured case.
@@ -192,7 +233,7 @@ fn cases() -> Vec<Case> {
         case("HTB filter: WRITE of a limited QP", Hook::Tc, "roce_htb", &outbound, |p| {
             settle(p, Role::Host, 1, |cfg| cfg.pacer = Pacer::Htb as u32)?;
             p.maps.beat(monotonic_ns())?;
-            let limited = RateValue { bytes_per_sec: 1_000_000, classid: 0x726f_0001, reserved: 0 };
+            let limited = RateValue { bytes_per_sec: 1_000_000, classid: 0x726f_0001, ..RateValue::default() };
             p.maps.set_rate(PeerQp::new(PEER, PEER_QPN), limited)
         }),
     ]

@@ -1,0 +1,83 @@
+//! Measurements of the control loop on this machine: `roce-bench reaction` and `roce-bench scale`.
+
+pub mod reaction;
+pub mod scale;
+
+use anyhow::{Context as _, Result, anyhow};
+use aya::maps::{MapData, RingBuf};
+use roce_common::{
+    abi::{Direction, Event, EventKind, PairKey, Tap},
+    units::{Addr, Qpn},
+    wire::{Opcode, source_port},
+};
+use roce_user::{
+    agent::monotonic,
+    control::{Command, Core, LocalQp},
+    dataplane::Maps,
+};
+
+/// A ring buffer of a loaded object.
+///
+/// # Errors
+/// The object has none of that name.
+fn ring(ebpf: &mut aya::Ebpf, name: &str) -> Result<RingBuf<MapData>> {
+    let map = ebpf.take_map(name).ok_or_else(|| anyhow!("the BPF object has no map {name}"))?;
+    RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))
+}
+
+/// Makes a core and its maps certain that local queue pair `qpn` at `local` is connected to `remote` at `peer`: a request,
+/// and its answer from the port that the kernel's rule names.
+fn introduce(
+    core: &mut Core,
+    maps: &mut Maps,
+    ifindex: u32,
+    local: Addr,
+    peer: Addr,
+    qpn: Qpn,
+    remote: Qpn,
+) -> Result<()> {
+    let now = monotonic();
+    let port = source_port(qpn, remote);
+    let event = |kind: EventKind, direction: Direction, src: Addr, dst: Addr, to: Qpn, opcode: Opcode| Event {
+        time_ns: now.0,
+        kind: kind as u32,
+        tap: Tap::new(ifindex, direction),
+        src,
+        dst,
+        dest_qp: to.get(),
+        psn: 1,
+        value: 0,
+        src_port: port,
+        opcode: opcode.get(),
+        tos: 2,
+    };
+    let mut commands = Vec::new();
+    let request = event(EventKind::FirstSight, Direction::Egress, local, peer, remote, Opcode::WRITE_ONLY);
+    core.on_event(&request, now, &mut commands);
+    let answer = event(EventKind::Sample, Direction::Ingress, peer, local, qpn, Opcode::ACKNOWLEDGE);
+    core.on_event(&answer, now, &mut commands);
+    for command in commands {
+        if let Command::AddPair { local: LocalQp { qpn, .. }, local_addr, peer, remote } = command {
+            maps.add_pair(PairKey::new(peer, local_addr, qpn), remote.get())?;
+        }
+    }
+    Ok(())
+}
+
+/// p50, p99 and the largest of some times, in nanoseconds.
+fn percentiles(mut ns: Vec<u64>) -> [u64; 3] {
+    ns.sort_unstable();
+    let at = |share: f64| ns.get(((ns.len() as f64 * share).ceil() as usize).saturating_sub(1)).copied().unwrap_or(0);
+    [at(0.5), at(0.99), at(1.0)]
+}
+
+/// Nanoseconds as microseconds.
+fn micros(ns: u64) -> f64 {
+    ns as f64 / 1e3
+}
+
+/// Sleeps to the microsecond, as far as the kernel can.
+fn precise_timers() {
+    // SAFETY: takes no pointer; the calling thread only.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
+}
