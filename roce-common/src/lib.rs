@@ -11,6 +11,7 @@ extern crate std;
 
 pub mod abi;
 pub mod dcqcn;
+pub mod facts;
 pub mod flow;
 pub mod pairing;
 pub mod psn;

@@ -1,5 +1,6 @@
 //! The RoCEv2 wire format: one parser, one set of builders, one ICRC.
 
+mod aeth_codes;
 mod bytes;
 pub mod checksum;
 pub mod emit;
@@ -8,6 +9,7 @@ pub mod icrc;
 mod opcode;
 mod parse;
 
+pub use aeth_codes::{credits, rnr_timer};
 pub use bytes::Bytes;
 pub use headers::{Aeth, AtomicEth, Bth, Deth, Reth, Syndrome};
 pub use opcode::{Kind, Opcode, Position, Service};
