@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
-    psn::{Observed, Outcome, Psn, Tracker},
+    psn::{Account, Observed, Psn, Tracker},
     units::{Dscp, Nanos},
     wire::{Kind, Opcode, Packet, Syndrome},
 };
@@ -121,10 +121,10 @@ const _: () = {
 impl Flow {
     /// Takes a packet of the flow, in the order of the tap. A CNP belongs to no flow by its addresses and is ignored.
     #[inline(always)]
-    pub fn observe(&mut self, packet: &Packet, now: Nanos) -> Outcome {
+    pub fn observe(&mut self, packet: &Packet, now: Nanos) -> Account {
         let opcode = packet.bth.opcode;
         if opcode.kind() == Kind::Cnp {
-            return Outcome::NotTracked;
+            return Account::default();
         }
         let psn = packet.bth.psn;
         if self.packets == 0 {

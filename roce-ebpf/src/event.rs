@@ -17,19 +17,35 @@ const TICK_SHIFT: u64 = 26;
 /// Hands a CNP for a local queue pair to the controller. Its ring carries nothing else.
 #[inline(always)]
 pub(crate) fn cnp(tally: Tally, tap: Tap, packet: &Packet, now: u64) {
-    if !push(&CNP_RING, tap, packet, EventKind::Cnp, u32::from(packet.tos), now) {
+    if !push(&CNP_RING, tap, packet, &What::plain(EventKind::Cnp, u32::from(packet.tos)), now) {
         tally.add(Counter::CnpRingFull);
+    }
+}
+
+/// What an event says besides which packet it is about; see [`Event`].
+pub(crate) struct What {
+    pub(crate) kind: EventKind,
+    pub(crate) value: u32,
+    pub(crate) account: u64,
+    /// [`Event::fate`] in the low half, [`Event::refused_qp`] in the high one.
+    pub(crate) refused: u64,
+}
+
+impl What {
+    #[inline(always)]
+    pub(crate) const fn plain(kind: EventKind, value: u32) -> Self {
+        Self { kind, value, account: 0, refused: 0 }
     }
 }
 
 /// Reports something about `packet`, within this CPU's budget.
 #[inline(always)]
-pub(crate) fn telemetry(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet, kind: EventKind, value: u32) {
+pub(crate) fn telemetry(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet, what: &What) {
     // SAFETY: the helper has no arguments.
     let now = unsafe { bpf_ktime_get_ns() };
     if !within_budget(cfg, now) {
         tally.add(Counter::EventsLimited);
-    } else if !push(&TELEMETRY, tap, packet, kind, value, now) {
+    } else if !push(&TELEMETRY, tap, packet, what, now) {
         tally.add(Counter::EventsLost);
     }
 }
@@ -52,20 +68,23 @@ fn within_budget(cfg: &Config, now: u64) -> bool {
 }
 
 #[inline(always)]
-fn push(ring: &RingBuf, tap: Tap, packet: &Packet, kind: EventKind, value: u32, now: u64) -> bool {
+fn push(ring: &RingBuf, tap: Tap, packet: &Packet, what: &What, now: u64) -> bool {
     let Some(mut entry) = ring.reserve::<Event>(0) else { return false };
     entry.write(Event {
         time_ns: now,
-        kind: kind as u32,
+        kind: what.kind as u32,
         tap,
         src: packet.src,
         dst: packet.dst,
         dest_qp: packet.bth.dest_qp.get(),
         psn: packet.bth.psn.get(),
-        value,
+        value: what.value,
         src_port: packet.src_port,
         opcode: packet.bth.opcode.get(),
         tos: packet.tos,
+        account: what.account,
+        fate: what.refused as u32,
+        refused_qp: (what.refused >> 32) as u32,
     });
     entry.submit(0);
     true

@@ -90,7 +90,7 @@ pub(crate) fn take_job(ctx: &TcContext, cfg: &Config, tally: Tally, tap: Tap, pa
         tally.add(Counter::NpCnpSent);
         core::mem::swap(&mut packet.src, &mut packet.dst);
         packet.bth.dest_qp = dest_qp;
-        event::telemetry(cfg, tally, tap, packet, EventKind::CnpSent, job.local_qp);
+        event::telemetry(cfg, tally, tap, packet, &event::What::plain(EventKind::CnpSent, job.local_qp));
     } else {
         tally.add(Counter::NpFailed);
     }

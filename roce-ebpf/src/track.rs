@@ -4,7 +4,7 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use roce_common::{
     abi::{Config, Counter, EventKind, FlowKey, PairKey, Space, Tap},
     flow::{Flow, refusal},
-    psn::Outcome,
+    psn::{Account, Fate, Outcome},
     units::{Nanos, Qpn},
     wire::{Kind, Packet, Syndrome},
 };
@@ -12,7 +12,7 @@ use roce_common::{
 use crate::{
     atomic,
     count::Tally,
-    event,
+    event::{self, What},
     maps::{FLOWS, NEW_FLOW, PAIRS},
 };
 
@@ -37,36 +37,38 @@ pub(crate) fn observe(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) {
         tally.add(Counter::Untracked);
         return;
     }
-    // SAFETY: the helper has no arguments; the lock makes this CPU the only writer of the flow.
-    let outcome = unsafe { roce_flow_observe(flow, packet, bpf_ktime_get_coarse_ns()) };
-    // SAFETY: a live map value; this CPU holds its lock.
-    let packets = unsafe {
+    // SAFETY: the helper has no arguments; the lock makes this CPU the only writer of the flow, a live map value.
+    let (account, packets, silence) = unsafe {
+        let now = bpf_ktime_get_coarse_ns();
+        let silence = now.wrapping_sub((*flow).last_seen_ns);
+        let account = Account::from_bits(roce_flow_observe(flow, packet, now));
         let packets = (*flow).packets;
         atomic::unlock(&raw mut (*flow).lock);
-        packets
+        (account, packets, silence)
     };
-    let (kind, value) = match refusal(packet) {
-        Some(syndrome) => {
-            if matches!(syndrome, Syndrome::PsnSequence | Syndrome::RnrNak(_)) {
-                note_refusal(tap, packet);
-            }
-            let kind = if matches!(syndrome, Syndrome::RnrNak(_)) { EventKind::RnrNak } else { EventKind::Nak };
-            (kind, packet.aeth.map_or(0, |a| u32::from(a.raw_syndrome)))
+    let mut what = What { kind: EventKind::Sample, value: 0, account: account.bits(), refused: 0 };
+    if let Some(syndrome) = refusal(packet) {
+        if matches!(syndrome, Syndrome::PsnSequence | Syndrome::RnrNak(_)) {
+            what.refused = note_refusal(tap, packet);
         }
-        None => match outcome {
-            OTHER if fresh != 0 => (EventKind::FirstSight, 0),
-            OTHER
-                if packets <= ALWAYS_SAMPLED
-                    || (cfg.sample_every != 0 && packets & u64::from(cfg.sample_every - 1) == 0) =>
-            {
-                (EventKind::Sample, 0)
-            }
-            OTHER => return,
-            DISCONTINUITY => (EventKind::Discontinuity, 0),
-            skipped => (EventKind::Gap, skipped as u32),
-        },
-    };
-    event::telemetry(cfg, tally, tap, packet, kind, value);
+        what.kind = if matches!(syndrome, Syndrome::RnrNak(_)) { EventKind::RnrNak } else { EventKind::Nak };
+        what.value = packet.aeth.map_or(0, |a| u32::from(a.raw_syndrome));
+    } else if fresh != 0 {
+        what.kind = EventKind::FirstSight;
+    } else if account.is_notable() {
+        (what.kind, what.value) = match account.outcome() {
+            Outcome::Discontinuity => (EventKind::Discontinuity, 0),
+            Outcome::Gap(skipped) => (EventKind::Gap, skipped),
+            _ if account.run_started() => (EventKind::RunStarted, micros(silence)),
+            _ => match account.ended() {
+                Some(run) => (EventKind::RunEnded, run.packets),
+                None => (EventKind::Expired, account.expired()),
+            },
+        };
+    } else if packets > ALWAYS_SAMPLED && (cfg.sample_every == 0 || packets & u64::from(cfg.sample_every - 1) != 0) {
+        return;
+    }
+    event::telemetry(cfg, tally, tap, packet, &what);
 }
 
 /// The flow of a packet, made where there is none; `None` where the map is full. Sets `fresh` for a new one.
@@ -84,12 +86,14 @@ fn lookup(tap: Tap, packet: &Packet, fresh: &mut u32) -> Option<*mut Flow> {
     FLOWS.get_ptr_mut(&key)
 }
 
-/// Nothing to report at once.
-const OTHER: u64 = 0;
-/// The flow goes on elsewhere.
-const DISCONTINUITY: u64 = u64::MAX;
+/// Whole microseconds, up to the largest number there is room for.
+#[inline(always)]
+fn micros(ns: u64) -> u32 {
+    let us = ns / 1_000;
+    if us < u64::from(u32::MAX) { us as u32 } else { u32::MAX }
+}
 
-/// Takes a packet into a flow; returns one of the codes above or the number of PSNs skipped.
+/// Takes a packet into a flow; returns the bits of the tracker's [`Account`].
 ///
 /// A global function: the verifier checks it once, by the types of its arguments, instead of once for every state a
 /// program may call it in, which it cannot finish.
@@ -97,18 +101,15 @@ const DISCONTINUITY: u64 = u64::MAX;
 #[inline(never)]
 pub(crate) extern "C" fn roce_flow_observe(flow: *mut Flow, packet: *const Packet, now: u64) -> u64 {
     // SAFETY: the callers pass live map values and hold the flow's lock; the verifier asks for the null checks.
-    let (Some(flow), Some(packet)) = (unsafe { flow.as_mut() }, unsafe { packet.as_ref() }) else { return OTHER };
-    match flow.observe(packet, Nanos(now)) {
-        Outcome::Gap(skipped) => u64::from(skipped),
-        Outcome::Discontinuity => DISCONTINUITY,
-        _ => OTHER,
-    }
+    let (Some(flow), Some(packet)) = (unsafe { flow.as_mut() }, unsafe { packet.as_ref() }) else { return 0 };
+    flow.observe(packet, Nanos(now)).bits()
 }
 
 /// Tells the request flow that a NAK refuses what became of it, so that its next run is explained. The flow passes the
-/// same interface's other direction, or this one on a mirror port.
+/// same interface's other direction, or this one on a mirror port. Returns the fate of the PSN named in the low half and
+/// the flow's destination QPN in the high one; 0 where the flow is not known.
 #[inline(never)]
-fn note_refusal(tap: Tap, nak: &Packet) -> u32 {
+fn note_refusal(tap: Tap, nak: &Packet) -> u64 {
     let Some(pair) = PAIRS.get_ptr(&PairKey::new(nak.src, nak.dst, nak.bth.dest_qp)) else { return 0 };
     // SAFETY: a live map value.
     let responder = Qpn::new(unsafe { (*pair).sender_qpn });
@@ -125,13 +126,15 @@ fn note_refusal(tap: Tap, nak: &Packet) -> u32 {
     }
     let rnr = matches!(refusal(nak), Some(Syndrome::RnrNak(_)));
     // SAFETY: the lock makes this CPU the only writer of the flow.
-    unsafe {
-        if rnr {
+    let fate = unsafe {
+        let fate = if rnr {
             (*flow).tracker.note_rnr_nak(nak.bth.psn);
+            Fate::Unknown
         } else {
-            (*flow).tracker.note_sequence_nak(nak.bth.psn);
-        }
+            (*flow).tracker.note_sequence_nak(nak.bth.psn)
+        };
         atomic::unlock(&raw mut (*flow).lock);
-    }
-    1
+        fate
+    };
+    u64::from(responder.get()) << 32 | fate as u64
 }

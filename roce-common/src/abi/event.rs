@@ -17,14 +17,20 @@ pub enum EventKind {
     Sample = 3,
     /// `value` PSNs before `psn` were skipped.
     Gap = 4,
-    /// A NAK; `value` is its syndrome byte.
+    /// A NAK; `value` is its syndrome byte, `fate` and `refused_qp` say what it refuses.
     Nak = 5,
-    /// An RNR NAK; `value` is its syndrome byte.
+    /// An RNR NAK; likewise.
     RnrNak = 6,
     /// The flow continues at a PSN far from where it was.
     Discontinuity = 7,
     /// The NP sent a CNP: `src` is the local address, `dst` the peer, `dest_qp` the peer's QPN, `value` the local QPN.
     CnpSent = 8,
+    /// A packet behind those that had passed starts a run; no packet of the flow had come for `value` µs.
+    RunStarted = 9,
+    /// A run ended; it had `value` packets.
+    RunEnded = 10,
+    /// `value` PSNs that were skipped are too far behind to be repeated now.
+    Expired = 11,
 }
 
 impl EventKind {
@@ -39,6 +45,9 @@ impl EventKind {
             6 => Self::RnrNak,
             7 => Self::Discontinuity,
             8 => Self::CnpSent,
+            9 => Self::RunStarted,
+            10 => Self::RunEnded,
+            11 => Self::Expired,
             _ => return None,
         })
     }
@@ -54,6 +63,9 @@ impl EventKind {
             Self::RnrNak => "rnr_nak",
             Self::Discontinuity => "discontinuity",
             Self::CnpSent => "cnp_sent",
+            Self::RunStarted => "run_started",
+            Self::RunEnded => "run_ended",
+            Self::Expired => "expired",
         }
     }
 }
@@ -84,10 +96,18 @@ pub struct Event {
     pub opcode: u8,
     /// ToS or traffic class of the packet.
     pub tos: u8,
+    /// What the tracker concluded from the packet: the bits of a [`crate::psn::Account`]. An event is of the kind that
+    /// comes first in: first sight, discontinuity, gap, run started, run ended, expired; the account has the rest.
+    pub account: u64,
+    /// Of a sequence NAK: number of the [`crate::psn::Fate`] of its PSN; 0 otherwise.
+    pub fate: u32,
+    /// Of a NAK or RNR NAK: destination QPN of the request flow it refuses, from `dst` to `src`; 0 where not known.
+    pub refused_qp: u32,
 }
 
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<Event>() == 64);
+    assert!(size_of::<Event>() == 80);
     assert!(offset_of!(Event, src) == 16 && offset_of!(Event, dest_qp) == 48 && offset_of!(Event, src_port) == 60);
+    assert!(offset_of!(Event, account) == 64);
 };

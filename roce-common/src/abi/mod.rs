@@ -28,7 +28,7 @@ pub const MAX_PAIRS: u32 = 262_144;
 /// Most local addresses of one interface's host.
 pub const MAX_LOCAL_ADDRS: u32 = 1_024;
 /// Bytes of the CNP ring buffer, which nothing else may fill.
-pub const CNP_RING_BYTES: u32 = 1 << 18;
+pub const CNP_RING_BYTES: u32 = 1 << 19;
 /// Bytes of the telemetry ring buffer.
 pub const TELEMETRY_RING_BYTES: u32 = 1 << 20;
 

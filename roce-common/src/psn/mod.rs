@@ -1,5 +1,12 @@
 //! Packet sequence numbers and the tracker that explains every one of them.
+//!
+//! [`Tracker`] counts, [`Account`] is what it says of one packet, and [`Explainer`] makes [`Episode`]s of accounts:
+//! what was lost or repeated, why, and on which side of the tap.
 
+mod account;
+mod episode;
+mod explain;
+mod gaps;
 mod observed;
 mod ring;
 mod serial;
@@ -8,6 +15,9 @@ pub mod tracker;
 #[cfg(test)]
 mod tests;
 
-pub use observed::{Observed, Outcome};
+pub use account::{Account, Run};
+pub use episode::{AckTimeout, Cause, Episode, Evidence, Known, Location, Nak, Rnr, Seen, Tally};
+pub use explain::{Explainer, Passing, SHORTEST_TIMEOUT, UC_REORDER_TIME};
+pub use observed::{Fate, Observed, Outcome};
 pub use serial::Psn;
 pub use tracker::{Tracker, WINDOW};

@@ -97,3 +97,30 @@ pub enum Outcome {
     /// Too far from `next`, and confirmed: the flow goes on from here.
     Discontinuity,
 }
+
+/// What had become, at this tap, of a PSN that a sequence NAK names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Fate {
+    /// Before the first packet seen, ahead of the last, or out of the window.
+    Unknown = 0,
+    /// An earlier NAK has named it since it last passed.
+    Told = 1,
+    /// It had passed: what the peer misses was lost behind this tap.
+    Passed = 2,
+    /// It was skipped, and has not passed since: lost before this tap.
+    Skipped = 3,
+}
+
+impl Fate {
+    /// The fate with this number.
+    pub const fn from_number(n: u32) -> Option<Self> {
+        Some(match n {
+            0 => Self::Unknown,
+            1 => Self::Told,
+            2 => Self::Passed,
+            3 => Self::Skipped,
+            _ => return None,
+        })
+    }
+}

@@ -4,6 +4,7 @@ use super::*;
 use crate::wire::Opcode;
 
 mod model;
+mod stories;
 mod streams;
 
 const WRITE: Opcode = Opcode::WRITE_MIDDLE;
@@ -19,17 +20,17 @@ fn writes(psns: impl IntoIterator<Item = u32>) -> Tracker {
 }
 
 fn pass(t: &mut Tracker, psn: u32) -> Outcome {
-    let outcome = t.observe(&Observed::new(WRITE, Psn::new(psn), PMTU, 0));
+    let outcome = t.observe(&Observed::new(WRITE, Psn::new(psn), PMTU, 0)).outcome();
     assert_eq!(t.missing_psns, accounted(*t), "after {psn}");
     outcome
 }
 
 fn read(t: &mut Tracker, psn: u32, len: u32) -> Outcome {
-    t.observe(&Observed::new(Opcode::READ_REQUEST, Psn::new(psn), 0, len))
+    t.observe(&Observed::new(Opcode::READ_REQUEST, Psn::new(psn), 0, len)).outcome()
 }
 
 fn respond(t: &mut Tracker, opcode: Opcode, psn: u32) -> Outcome {
-    t.observe(&Observed::new(opcode, Psn::new(psn), 0, 0))
+    t.observe(&Observed::new(opcode, Psn::new(psn), 0, 0)).outcome()
 }
 
 /// What the missing PSNs became, if the capture ended here.
@@ -134,7 +135,7 @@ fn a_backward_step_in_a_run_starts_a_new_run() {
 #[test]
 fn a_sequence_nak_makes_a_refill_a_retransmission() {
     let mut t = writes([10, 11, 13]);
-    assert!(!t.note_sequence_nak(Psn::new(12)), "12 never passed here");
+    assert_eq!(t.note_sequence_nak(Psn::new(12)), Fate::Skipped, "12 never passed here");
     for psn in [12, 14] {
         pass(&mut t, psn);
     }
@@ -145,16 +146,16 @@ fn a_sequence_nak_makes_a_refill_a_retransmission() {
 #[test]
 fn a_sequence_nak_of_what_passed_is_a_loss_after_the_tap_once_per_pass() {
     let mut t = writes([10, 11, 12, 13]);
-    assert!(t.note_sequence_nak(Psn::new(11)));
-    assert!(!t.note_sequence_nak(Psn::new(11)));
+    assert_eq!(t.note_sequence_nak(Psn::new(11)), Fate::Passed);
+    assert_ne!(t.note_sequence_nak(Psn::new(11)), Fate::Passed);
     for psn in [11, 12, 13] {
         pass(&mut t, psn);
     }
-    assert!(t.note_sequence_nak(Psn::new(11)));
+    assert_eq!(t.note_sequence_nak(Psn::new(11)), Fate::Passed);
     assert_eq!(t.lost_after_tap, 2);
     // Not of what the tap has not seen: before the first packet, ahead, out of the window.
     for psn in [9, 14, 20, 13 + (1 << 23)] {
-        assert!(!t.note_sequence_nak(Psn::new(psn)), "{psn}");
+        assert_ne!(t.note_sequence_nak(Psn::new(psn)), Fate::Passed, "{psn}");
     }
     assert_eq!(counters(t), [0, 0, 0, 0, 0, 3, 3]);
 }
@@ -163,9 +164,9 @@ fn a_sequence_nak_of_what_passed_is_a_loss_after_the_tap_once_per_pass() {
 fn the_newest_event_decides_about_a_loss_after_the_tap() {
     // 13 passes, then the run from 12 skips it: the peer's NAK is about the loss before the tap.
     let mut t = writes([10, 11, 13, 14, 15, 12, 14]);
-    assert!(!t.note_sequence_nak(Psn::new(13)));
+    assert_ne!(t.note_sequence_nak(Psn::new(13)), Fate::Passed);
     pass(&mut t, 13);
-    assert!(t.note_sequence_nak(Psn::new(13)));
+    assert_eq!(t.note_sequence_nak(Psn::new(13)), Fate::Passed);
     assert_eq!(t.lost_after_tap, 1);
 }
 
@@ -210,8 +211,8 @@ fn one_odd_packet_moves_nothing_and_three_in_a_row_do() {
         assert_eq!(pass(&mut t, odd + 3), Outcome::InOrder);
         assert_eq!((t.discontinuities, counters(t)), (1, [1, 1, 0, 0, 0, 0, 0]));
         // The new place has its own window.
-        assert!(t.note_sequence_nak(Psn::new(odd)));
-        assert!(!t.note_sequence_nak(Psn::new(odd - 1)));
+        assert_eq!(t.note_sequence_nak(Psn::new(odd)), Fate::Passed);
+        assert_ne!(t.note_sequence_nak(Psn::new(odd - 1)), Fate::Passed);
     }
 }
 
@@ -260,7 +261,7 @@ fn a_jump_that_a_read_span_explains_teaches_the_pmtu() {
 }
 
 fn pass_short(t: &mut Tracker, psn: u32) -> Outcome {
-    t.observe(&Observed::new(Opcode::WRITE_ONLY, Psn::new(psn), 8, 0))
+    t.observe(&Observed::new(Opcode::WRITE_ONLY, Psn::new(psn), 8, 0)).outcome()
 }
 
 #[test]
@@ -317,7 +318,7 @@ fn responses_may_start_anywhere_ahead_but_not_go_on_there() {
     }
     // Nor may requests.
     let mut t = writes([50]);
-    assert_eq!(t.observe(&Observed::new(O::WRITE_ONLY, Psn::new(53), 8, 0)), Outcome::Gap(2));
+    assert_eq!(t.observe(&Observed::new(O::WRITE_ONLY, Psn::new(53), 8, 0)).outcome(), Outcome::Gap(2));
 }
 
 #[test]
@@ -325,7 +326,7 @@ fn acks_and_datagrams_are_not_tracked() {
     let mut t = Tracker::default();
     for opcode in [0x11, 0xb1, 0x64, 0x65, 0x44, 0x4d, 0x81] {
         let opcode = Opcode::new(opcode).unwrap();
-        assert_eq!(t.observe(&Observed::new(opcode, Psn::new(7), 0, 0)), Outcome::NotTracked, "{opcode:?}");
+        assert_eq!(t.observe(&Observed::new(opcode, Psn::new(7), 0, 0)).outcome(), Outcome::NotTracked, "{opcode:?}");
     }
     assert_eq!(t, Tracker::default());
 }

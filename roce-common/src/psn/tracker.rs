@@ -14,7 +14,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{
-    Observed, Outcome, Psn,
+    Account, Fate, Observed, Outcome, Psn,
     ring::{Mark, Ring},
 };
 use crate::wire::Packet;
@@ -94,70 +94,82 @@ const _: () = assert!(size_of::<Tracker>() == 384 && core::mem::offset_of!(Track
 impl Tracker {
     /// Takes a packet of the flow, in the order of the tap.
     #[inline(always)]
-    pub fn observe(&mut self, p: &Observed) -> Outcome {
+    pub fn observe(&mut self, p: &Observed) -> Account {
         if !p.has(Observed::COUNTED) {
-            return Outcome::NotTracked;
+            return Account::of(Outcome::NotTracked);
         }
         if p.psn == self.next && self.state == STARTED && !p.has(Observed::READ) {
-            self.learn_pmtu(p);
+            let mut account = Account::of(Outcome::InOrder).and(self.learn_pmtu(p));
             if self.ring.pass_one(p.psn) {
                 self.lost += 1;
+                account = account.and(Account::expiring(1));
             }
             self.next = (p.psn + 1) & 0xff_ffff;
             if self.known < WINDOW {
                 self.known += 1;
             }
-            return Outcome::InOrder;
+            return account;
         }
         self.observe_other(p)
     }
 
     /// Everything but the next packet of an undisturbed flow.
     #[inline(always)]
-    fn observe_other(&mut self, p: &Observed) -> Outcome {
+    fn observe_other(&mut self, p: &Observed) -> Account {
         let psn = Psn::new(p.psn);
         let first = self.state & STARTED == 0;
         if first {
             self.state = STARTED;
             self.next = psn.get();
         }
+        let pmtu = self.pmtu;
+        let mut expired = 0;
         if self.state & READ_PENDING != 0 {
-            self.explain_by_read(p);
+            expired += self.explain_by_read(p);
         }
         let span = self.span(p);
         let d = psn.diff(self.next());
         let starts = d > 0 && p.has(Observed::STARTS_ANYWHERE);
         if d < -(WINDOW as i32) || d > WINDOW as i32 && !starts {
-            return self.far(psn, span);
+            return self.far(psn, span).and(Account::expiring(expired));
         }
         self.state &= !FAR;
         self.learn_pmtu(p);
+        let mut account = Account::default();
+        if self.pmtu != pmtu {
+            account = Account::learning_pmtu();
+        }
         if self.state & RUN != 0 {
-            self.go_on_or_end_run(psn, d);
+            account = account.and(self.go_on_or_end_run(psn, d));
         }
         if d < 0 {
-            return self.behind(p, span, -d as u32);
+            return self.behind(p, span, -d as u32, expired).and(account);
         }
         self.state &= !READ_PENDING;
         if d > 0 {
-            self.advance(d as u32, if starts { Mark::Passed } else { Mark::Hole });
+            expired += self.advance(d as u32, if starts { Mark::Passed } else { Mark::Hole });
         }
-        self.advance(span, Mark::Passed);
+        expired += self.advance(span, Mark::Passed);
         self.note_pending_read(p);
-        if first {
+        account = account.and(Account::expiring(expired));
+        let outcome = if first {
             Outcome::First
         } else if d == 0 || starts {
             Outcome::InOrder
         } else {
             self.missing_psns += d as u64;
             Outcome::Gap(d as u32)
-        }
+        };
+        account.and(Account::of(outcome))
     }
 
     /// A packet `back` PSNs behind `next`, in the window: it starts a run or goes on with the current one.
     #[inline(always)]
-    fn behind(&mut self, p: &Observed, span: u32, back: u32) -> Outcome {
-        if self.state & RUN == 0 {
+    fn behind(&mut self, p: &Observed, span: u32, back: u32, mut expired: u32) -> Account {
+        let mut account = Account::default();
+        let starts = self.state & RUN == 0;
+        if starts {
+            account = Account::starting();
             self.state |= RUN;
             self.run_cursor = p.psn;
             if p.has(Observed::READ) {
@@ -184,18 +196,20 @@ impl Tracker {
         }
         self.run_cursor = p.psn.wrapping_add(span) & 0xff_ffff;
         if span >= back {
-            self.end_run();
+            let ended = self.end_run();
+            account = account.and(if starts { Account::own(ended) } else { ended });
             if span > back {
                 self.state &= !READ_PENDING;
-                self.advance(span - back, Mark::Passed);
+                expired += self.advance(span - back, Mark::Passed);
             }
         }
-        if filled == 0 { Outcome::Duplicate } else { Outcome::Filled(filled) }
+        let outcome = if filled == 0 { Outcome::Duplicate } else { Outcome::Filled(filled) };
+        account.and(Account::of(outcome)).and(Account::expiring(expired))
     }
 
     /// A packet at `d` from `next` during a run: inside it, or its end.
     #[inline(always)]
-    fn go_on_or_end_run(&mut self, psn: Psn, d: i32) {
+    fn go_on_or_end_run(&mut self, psn: Psn, d: i32) -> Account {
         let cursor = Psn::new(self.run_cursor);
         let ahead = psn.diff(cursor);
         let goes_on = d < 0 && ahead >= 0;
@@ -214,17 +228,22 @@ impl Tracker {
             self.run_skipped += skipped;
             self.ring.mark(self.run_cursor, skipped, Mark::SkippedAgain);
         }
-        if !goes_on {
-            self.end_run();
-        }
+        if goes_on { Account::default() } else { self.end_run() }
     }
 
     /// The run is over: what was it?
     #[inline(always)]
-    fn end_run(&mut self) {
+    fn end_run(&mut self) -> Account {
         if self.state & RUN == 0 {
-            return;
+            return Account::default();
         }
+        let account = Account::ending(
+            self.run_packets,
+            self.run_filled,
+            self.run_skipped,
+            u32::from(self.state & RUN_DUPLICATE != 0),
+            u32::from(self.state & RUN_ASKED_FOR != 0),
+        );
         if self.state & (RUN_DUPLICATE | RUN_ASKED_FOR) == 0 {
             self.reordered += u64::from(self.run_filled);
         } else {
@@ -238,11 +257,12 @@ impl Tracker {
         self.run_packets = 0;
         self.run_filled = 0;
         self.run_skipped = 0;
+        account
     }
 
     /// A packet beyond the window. One moves nothing: it may be forged, or damaged where no ICRC is checked.
     #[inline(always)]
-    fn far(&mut self, psn: Psn, span: u32) -> Outcome {
+    fn far(&mut self, psn: Psn, span: u32) -> Account {
         let ahead = psn.diff(Psn::new(self.far_next));
         if self.state & FAR != 0 && ahead >= 0 && ahead <= WINDOW as i32 {
             self.far_packets += 1;
@@ -253,9 +273,9 @@ impl Tracker {
         }
         self.far_next = psn.add(span).get();
         if self.far_packets < CONFIRM {
-            return Outcome::Far;
+            return Account::of(Outcome::Far);
         }
-        self.end_run();
+        let ended = self.end_run();
         // The old place's holes are out of the window now.
         let holes = self.ring.mark(0, WINDOW, Mark::Passed);
         self.lost += u64::from(holes);
@@ -265,17 +285,19 @@ impl Tracker {
         self.next = self.far_next;
         let known = self.far_next.wrapping_sub(self.far_first) & 0xff_ffff;
         self.known = if known < WINDOW { known } else { WINDOW };
-        Outcome::Discontinuity
+        Account::of(Outcome::Discontinuity).and(ended).and(Account::expiring(holes))
     }
 
-    /// Moves `next` by `count` (at least 1) PSNs, which passed or are holes. Holes that leave the window are lost.
+    /// Moves `next` by `count` (at least 1) PSNs, which passed or are holes. Holes that leave the window are lost;
+    /// returns how many.
     #[inline(always)]
-    fn advance(&mut self, count: u32, mark: Mark) {
+    fn advance(&mut self, count: u32, mark: Mark) -> u32 {
         let holes = self.ring.mark(self.next, count, mark);
         self.lost += u64::from(holes);
         self.next = self.next.wrapping_add(count) & 0xff_ffff;
         let room = WINDOW.saturating_sub(self.known);
         self.known = if count < room { self.known + count } else { WINDOW };
+        holes
     }
 
     /// How many PSNs the packet takes; the least it can be when it is a READ under an unknown PMTU.
@@ -290,10 +312,10 @@ impl Tracker {
 
     /// FIRST and MIDDLE packets are as long as the path MTU.
     #[inline(always)]
-    fn learn_pmtu(&mut self, p: &Observed) {
+    fn learn_pmtu(&mut self, p: &Observed) -> Account {
         let full = p.full_payload();
         if full == 0 || full == self.pmtu {
-            return;
+            return Account::default();
         }
         let mut found = 0;
         let mut shift = LEAST_SHIFT;
@@ -301,10 +323,12 @@ impl Tracker {
             found |= shift & equal(full, 1 << shift).wrapping_neg();
             shift += 1;
         }
-        if found != 0 {
-            self.pmtu = full;
-            self.pmtu_shift = found;
+        if found == 0 {
+            return Account::default();
         }
+        self.pmtu = full;
+        self.pmtu_shift = found;
+        Account::learning_pmtu()
     }
 
     /// Remembers a READ request that is now the newest packet, when its span is not known.
@@ -318,11 +342,12 @@ impl Tracker {
     }
 
     /// A packet after a READ of unknown span. If it is as long as the PMTU, the span is known; or else where it stands is
-    /// explained if the READ would end just there under some PMTU, and teaches it if there is only one.
+    /// explained if the READ would end just there under some PMTU, and teaches it if there is only one. Returns the holes
+    /// that left the window.
     #[inline(always)]
-    fn explain_by_read(&mut self, p: &Observed) {
+    fn explain_by_read(&mut self, p: &Observed) -> u32 {
         if Psn::new(p.psn).diff(self.next()) < 0 {
-            return;
+            return 0;
         }
         let jump = p.psn.wrapping_sub(self.read_psn) & 0xff_ffff;
         let (mut matches, mut found, mut told) = (0, 0, 0);
@@ -341,7 +366,7 @@ impl Tracker {
         } else if matches != 0 {
             jump
         } else {
-            return;
+            return 0;
         };
         if told == 0 && matches == 1 {
             self.pmtu_shift = found;
@@ -349,34 +374,41 @@ impl Tracker {
         }
         self.state &= !READ_PENDING;
         let rest = self.read_psn.wrapping_add(span).wrapping_sub(self.next) & 0xff_ffff;
-        if rest != 0 {
-            self.advance(rest, Mark::Passed);
-        }
+        if rest == 0 { 0 } else { self.advance(rest, Mark::Passed) }
     }
 
-    /// A sequence NAK of the opposite direction names `psn` of this flow; whether it tells of a loss after this tap.
+    /// A sequence NAK of the opposite direction names `psn` of this flow; what had become of it at this tap.
     #[inline(always)]
-    pub fn note_sequence_nak(&mut self, psn: Psn) -> bool {
-        if !self.in_window(psn) || self.notes & NAK_NOTED != 0 && self.nak_psn == psn.get() {
-            return false;
+    pub fn note_sequence_nak(&mut self, psn: Psn) -> Fate {
+        if !self.in_window(psn) {
+            return Fate::Unknown;
+        }
+        if self.notes & NAK_NOTED != 0 && self.nak_psn == psn.get() {
+            return Fate::Told;
         }
         self.notes |= NAK_NOTED;
         self.nak_psn = psn.get();
         let back = self.next.wrapping_sub(psn.get()) & 0xff_ffff;
-        let after = back <= self.known && !self.ring.is_skipped(psn);
-        if after {
+        if back > self.known {
+            Fate::Unknown
+        } else if self.ring.is_skipped(psn) {
+            Fate::Skipped
+        } else {
             self.lost_after_tap += 1;
+            Fate::Passed
         }
-        after
     }
 
-    /// An RNR NAK of the opposite direction refuses `psn` of this flow: a run that starts there is its retry.
+    /// An RNR NAK of the opposite direction refuses `psn` of this flow: a run that starts there is its retry. Whether
+    /// the PSN is one this tap has seen.
     #[inline(always)]
-    pub fn note_rnr_nak(&mut self, psn: Psn) {
-        if self.in_window(psn) {
+    pub fn note_rnr_nak(&mut self, psn: Psn) -> bool {
+        let known = self.in_window(psn);
+        if known {
             self.notes |= RNR_NOTED;
             self.rnr_psn = psn.get();
         }
+        known
     }
 
     /// How many PSNs `packet` takes by what is known now; `None` for a READ request under an unknown path MTU.
@@ -406,8 +438,8 @@ impl Tracker {
     }
 
     /// Closes the run that is going on: call it at the end of a capture, or on a copy for a report.
-    pub fn finish(&mut self) {
-        self.end_run();
+    pub fn finish(&mut self) -> Account {
+        self.end_run()
     }
 
     /// Holes in the window: PSNs that were skipped and are neither explained nor given up.

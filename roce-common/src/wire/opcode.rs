@@ -289,6 +289,12 @@ impl Opcode {
         self.0 & 0x1f == 0x12
     }
 
+    /// Whether this is a CMP_SWAP or FETCH_ADD of any service.
+    #[inline(always)]
+    pub const fn is_atomic_request(self) -> bool {
+        matches!(self.0 & 0x1f, 0x13 | 0x14)
+    }
+
     /// Whether the packet may carry a payload.
     #[inline(always)]
     pub fn may_carry_payload(self) -> bool {

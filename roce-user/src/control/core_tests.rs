@@ -34,7 +34,22 @@ fn event(
     src_port: u16,
 ) -> Event {
     let tap = Tap::new(IF, direction);
-    Event { time_ns: 0, kind: kind as u32, tap, src, dst, dest_qp, psn, value: 0, src_port, opcode, tos: 0 }
+    Event {
+        time_ns: 0,
+        kind: kind as u32,
+        tap,
+        src,
+        dst,
+        dest_qp,
+        psn,
+        value: 0,
+        src_port,
+        opcode,
+        tos: 0,
+        account: 0,
+        fate: 0,
+        refused_qp: 0,
+    }
 }
 
 fn cnp(src: Addr, qpn: u32) -> Event {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use roce_common::{
     abi::{Direction, FlowKey, MAX_FLOWS, Space, Tap},
     flow::{Flow, refusal},
-    psn::{Outcome, Psn},
+    psn::{Account, Episode, Explainer, Outcome, Passing, Psn, Tally},
     units::Nanos,
     wire::{Kind, Malformed, Packet, Syndrome, Verdict, icrc},
 };
@@ -27,7 +27,14 @@ struct Entry {
     flow: Flow,
     /// Packets by DSCP, once there are more of them than the flow itself counts.
     dscps: Option<Box<[u64; 64]>>,
+    /// From the second packet on: floods of flows of one packet have nothing to explain.
+    explainer: Option<Box<Explainer>>,
+    /// Its episodes by cause and place.
+    tally: Tally,
 }
+
+/// Episodes kept one by one, each about 300 bytes; all of them are in the tallies.
+const MOST_EPISODES: usize = 100_000;
 
 /// Counts of a capture in the making.
 pub(super) struct Analysis {
@@ -44,6 +51,8 @@ pub(super) struct Analysis {
     flows_refused: u64,
     index: HashMap<FlowKey, FlowIndex>,
     entries: Vec<Entry>,
+    /// The episodes, in the order of their ends; the first [`MOST_EPISODES`].
+    episodes: Vec<(FlowIndex, Episode)>,
     attribution: Attribution,
     watch: Watch,
     first_time: Option<Nanos>,
@@ -73,6 +82,7 @@ impl Analysis {
             flows_refused: 0,
             index: HashMap::new(),
             entries: Vec::new(),
+            episodes: Vec::new(),
             attribution: Attribution::new(most_flows),
             watch: Watch::default(),
             first_time: None,
@@ -108,6 +118,7 @@ impl Analysis {
                     icrc_valid,
                     flow: None,
                     outcome: Outcome::NotTracked,
+                    account: Account::default(),
                     refused: None,
                 };
                 self.packet(&mut seen, frame.time);
@@ -148,18 +159,28 @@ impl Analysis {
             return;
         };
         seen.flow = Some(number);
-        let entry = &mut self.entries[number];
-        seen.outcome = entry.observe(packet, now);
+        let (entry, episodes) = (&mut self.entries[number], &mut self.episodes);
+        seen.account = entry.observe(packet, now, |episode| keep(episodes, number, episode));
+        seen.outcome = seen.account.outcome();
         match space {
             Space::Request => self.attribution.request(number, &key, packet, &self.entries[number].flow.tracker),
-            Space::Response => seen.refused = self.response(tap, packet),
+            Space::Response => seen.refused = self.response(tap, packet, seen.account, now),
         }
     }
 
-    /// Learns from a response which flow its QP sends, and tells that flow what the response refuses. Returns the flow
-    /// that was told.
-    fn response(&mut self, tap: Tap, packet: &Packet) -> Option<FlowIndex> {
-        self.attribution.response(tap, packet);
+    /// Learns from a response which flow its QP sends, and tells that flow what the response says of it. Returns the
+    /// flow whose packet it refuses.
+    fn response(&mut self, tap: Tap, packet: &Packet, account: Account, now: Nanos) -> Option<FlowIndex> {
+        let psn = packet.bth.psn;
+        if let Some(flow) = self.attribution.response(tap, packet) {
+            let explainer = self.entries[flow].explainer();
+            if let Outcome::Gap(skipped) = account.outcome() {
+                explainer.answer_gap(psn.sub(skipped), now);
+            }
+            if refusal(packet).is_none() {
+                explainer.answer(psn, now);
+            }
+        }
         let syndrome = refusal(packet)?;
         if !matches!(syndrome, Syndrome::PsnSequence | Syndrome::RnrNak(_)) {
             return None;
@@ -167,11 +188,14 @@ impl Analysis {
         let entries = &self.entries;
         let in_window = |flow: FlowIndex, psn: Psn| entries[flow].flow.tracker.in_window(psn);
         let flow = self.attribution.refused(tap, packet, in_window)?;
-        let tracker = &mut self.entries[flow].flow.tracker;
-        if syndrome == Syndrome::PsnSequence {
-            tracker.note_sequence_nak(packet.bth.psn);
+        let entry = &mut self.entries[flow];
+        if let Syndrome::RnrNak(timer) = syndrome {
+            if entry.flow.tracker.note_rnr_nak(psn) {
+                entry.explainer().rnr_nak(psn, timer, now);
+            }
         } else {
-            tracker.note_rnr_nak(packet.bth.psn);
+            let fate = entry.flow.tracker.note_sequence_nak(psn);
+            entry.explainer().sequence_nak(psn, fate, now);
         }
         Some(flow)
     }
@@ -186,7 +210,7 @@ impl Analysis {
             return None;
         }
         self.index.insert(key, number);
-        self.entries.push(Entry { key, flow: Flow::default(), dscps: None });
+        self.entries.push(Entry::new(key));
         Some(number)
     }
 
@@ -199,6 +223,10 @@ impl Analysis {
     pub(super) fn finish(mut self, file: String, capture: Capture) -> CaptureReport {
         for (flow, cnps) in self.attribution.cnps_by_flow(&self.index) {
             self.entries[flow].flow.cnp += cnps;
+        }
+        let (at, episodes) = (self.last_time, &mut self.episodes);
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            entry.finish(at, |episode| keep(episodes, number, episode));
         }
         self.judge(&capture);
         let tap_name = |tap: Tap| capture.interfaces.get(tap.ifindex() as usize).cloned().unwrap_or_default();
@@ -246,13 +274,41 @@ impl Analysis {
 }
 
 impl Entry {
-    fn observe(&mut self, packet: &Packet, now: Nanos) -> Outcome {
-        let others = self.flow.dscp_others;
-        let outcome = self.flow.observe(packet, now);
+    fn new(key: FlowKey) -> Self {
+        Self { key, flow: Flow::default(), dscps: None, explainer: None, tally: Tally::default() }
+    }
+
+    fn explainer(&mut self) -> &mut Explainer {
+        self.explainer.get_or_insert_default()
+    }
+
+    fn observe(&mut self, packet: &Packet, now: Nanos, mut tell: impl FnMut(Episode)) -> Account {
+        let (others, before) = (self.flow.dscp_others, self.flow.last_seen_ns);
+        let account = self.flow.observe(packet, now);
         if self.flow.dscp_others != others {
             self.dscps.get_or_insert_with(|| Box::new([0; 64]))[usize::from(packet.dscp().get())] += 1;
         }
-        outcome
+        if self.flow.packets < 2 && !packet.bth.opcode.is_read_request() {
+            return account;
+        }
+        let (psn, opcode, silence) = (packet.bth.psn, packet.bth.opcode, now.since(Nanos(before)));
+        let (tally, explainer) = (&mut self.tally, self.explainer.get_or_insert_default());
+        explainer.packet(account, &Passing { psn, opcode, silence, at: now }, |episode| {
+            tally.add(&episode);
+            tell(episode);
+        });
+        account
+    }
+
+    /// The end of the capture.
+    fn finish(&mut self, now: Nanos, mut tell: impl FnMut(Episode)) {
+        let account = self.flow.tracker.finish();
+        if let Some(explainer) = &mut self.explainer {
+            explainer.finish(account, now, |episode| {
+                self.tally.add(&episode);
+                tell(episode);
+            });
+        }
     }
 
     fn report(&self, tap: String) -> FlowReport {
@@ -262,6 +318,13 @@ impl Entry {
             report.dscp.extend(by_number(dscps));
         }
         report
+    }
+}
+
+/// Keeps an episode, while there is room.
+fn keep(episodes: &mut Vec<(FlowIndex, Episode)>, flow: FlowIndex, episode: Episode) {
+    if episodes.len() < MOST_EPISODES {
+        episodes.push((flow, episode));
     }
 }
 

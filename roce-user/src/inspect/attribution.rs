@@ -79,20 +79,20 @@ impl Attribution {
         }
     }
 
-    /// A response: evidence of which flow the QP it goes to sends.
-    pub(super) fn response(&mut self, tap: Tap, packet: &Packet) {
+    /// A response: evidence of which flow the QP it goes to sends. Returns that flow, once it is sure.
+    pub(super) fn response(&mut self, tap: Tap, packet: &Packet) -> Option<FlowIndex> {
         if !matches!(packet.bth.opcode.service(), Service::Rc | Service::Xrc) {
-            return;
+            return None;
         }
         let me = end_point(tap, packet);
         let response = response_of(packet);
         if self.owners.len() >= self.most && !self.owners.contains_key(&me) {
-            return;
+            return None;
         }
         let owner = self.owners.entry(me).or_default();
         if let Some(flow) = owner.evidence.sure() {
             if fit(&self.candidates[&flow].request, &response, SLACK) != Fit::No {
-                return;
+                return Some(flow);
             }
             // A QP number in its next life.
             owner.evidence.contradict();
@@ -102,13 +102,13 @@ impl Attribution {
         owner.responses += 1;
         let rivals = self.paths.get(&reverse(me.0)).map_or(0, Vec::len);
         if rivals > CANDIDATES_PER_RESPONSE && !owner.responses.is_multiple_of(rivals / CANDIDATES_PER_RESPONSE) {
-            return;
+            return None;
         }
         let outcome = sole_match(self.candidates_of(me, |c| c.service != Service::Uc), &response, SLACK);
         let owner = self.owners.entry(me).or_default();
         owner.evidence.add(outcome, packet.bth.psn);
-        let Some(flow) = owner.evidence.sure() else { return };
-        let Some(candidate) = self.candidates.get_mut(&flow) else { return };
+        let flow = owner.evidence.sure()?;
+        let candidate = self.candidates.get_mut(&flow)?;
         match candidate.owner {
             None => candidate.owner = Some(me),
             Some(other) if other == me => {}
@@ -120,8 +120,10 @@ impl Attribution {
                         owner.evidence.contradict();
                     }
                 }
+                return None;
             }
         }
+        Some(flow)
     }
 
     fn release(&mut self, flow: FlowIndex, owner: EndPoint) {

@@ -2,7 +2,7 @@
 
 use roce_common::{
     abi::Tap,
-    psn::Outcome,
+    psn::{Account, Outcome},
     wire::{Malformed, Packet},
 };
 
@@ -37,6 +37,8 @@ pub(super) struct SeenPacket {
     pub(super) flow: Option<FlowIndex>,
     /// What the flow's tracker made of it. Whether a run is a retransmission or late is known when it ends.
     pub(super) outcome: Outcome,
+    /// The same with all that it brought to an end.
+    pub(super) account: Account,
     /// For a sequence NAK or RNR NAK: the flow whose packet it refuses, where that is certain.
     pub(super) refused: Option<FlowIndex>,
 }

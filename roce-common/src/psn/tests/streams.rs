@@ -331,13 +331,15 @@ fn hostile_streams_keep_the_numbers_consistent() {
                 0 => {
                     t.note_sequence_nak(psn);
                 }
-                1 => t.note_rnr_nak(psn),
+                1 => {
+                    t.note_rnr_nak(psn);
+                }
                 _ => {
                     let Some(opcode) = Opcode::new(random.next() as u8) else { continue };
                     let payload = [0, 1, 256, 1024, 4096, u16::MAX][random.below(6) as usize];
                     let len = [0, 1, 256, 257, 4096, 1 << 20, 1 << 31, u32::MAX][random.below(8) as usize];
                     sent += 1;
-                    if !matches!(t.observe(&Observed::new(opcode, psn, payload, len)), Outcome::NotTracked) {
+                    if !matches!(t.observe(&Observed::new(opcode, psn, payload, len)).outcome(), Outcome::NotTracked) {
                         centre = t.next().get();
                     }
                 }
