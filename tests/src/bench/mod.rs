@@ -50,6 +50,9 @@ fn introduce(
         src_port: port,
         opcode: opcode.get(),
         tos: 2,
+        account: 0,
+        fate: 0,
+        refused_qp: 0,
     };
     let mut commands = Vec::new();
     let request = event(EventKind::FirstSight, Direction::Egress, local, peer, remote, Opcode::WRITE_ONLY);
