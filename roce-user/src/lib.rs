@@ -5,6 +5,7 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod dataplane;
+pub mod events;
 pub mod export;
 pub mod findings;
 pub mod inspect;

@@ -7,7 +7,7 @@ use roce_common::{
     psn::Psn,
     units::{Addr, Qpn},
     wire::{
-        self, Bth, IpVersion, Opcode, Reth, Verdict,
+        self, Aeth, Bth, IpVersion, Opcode, Reth, Verdict,
         emit::{self, CNP_FRAME_V6, Ext, Path},
         icrc,
     },
@@ -82,6 +82,21 @@ impl Forger {
     /// A whole WRITE of one packet.
     pub fn write(&self, qpn: u32, psn: u32, payload: &[u8]) -> Vec<u8> {
         self.packet(Opcode::WRITE_ONLY, qpn, psn, payload.len() as u32, payload)
+    }
+}
+
+impl Forger {
+    /// An ACKNOWLEDGE for `qpn` with this syndrome byte.
+    ///
+    /// # Panics
+    /// Never: the headers are those of the opcode.
+    pub fn acknowledge(&self, qpn: u32, psn: u32, raw_syndrome: u8) -> Vec<u8> {
+        let ext = Ext { aeth: Some(Aeth { raw_syndrome, msn: 1 }), ..Ext::default() };
+        let mut frame = vec![0; BUFFER];
+        let bth = Bth::new(Opcode::ACKNOWLEDGE, Qpn::new(qpn), Psn::new(psn));
+        let n = emit::frame(&self.path, &bth, &ext, &[], &mut frame).expect("headers of the opcode");
+        frame.truncate(n);
+        frame
     }
 }
 

@@ -29,7 +29,11 @@ use roce_common::{
 use tokio::sync::mpsc;
 use zerocopy::FromBytes as _;
 
-use super::{monotonic, reaction::Reactions};
+use super::{
+    monotonic,
+    publish::{RateChange, RatesTold},
+    reaction::Reactions,
+};
 use crate::{
     control::{Command, Core, FlowSeen, LocalQp, Stats},
     dataplane::Maps,
@@ -87,6 +91,8 @@ pub enum Order {
 pub enum News {
     /// Something happened to a flow.
     Event(Event),
+    /// A queue pair may send more or less.
+    Rate(RateChange),
     /// Something the user should know.
     Notice(String),
 }
@@ -118,6 +124,7 @@ pub struct Controller {
     wait: Wait,
     commands: Vec<Command>,
     flows: VecDeque<FlowSeen>,
+    rates_told: RatesTold,
     progress: Progress,
 }
 
@@ -193,6 +200,7 @@ impl Controller {
             wait,
             commands: Vec::new(),
             flows: VecDeque::new(),
+            rates_told: RatesTold::default(),
             progress: Progress::default(),
         }
     }
@@ -303,6 +311,7 @@ impl Controller {
             any = true;
             self.core.on_event(&event, monotonic(), &mut self.commands);
             self.carry_out(outbox, Nanos(event.time_ns))?;
+            self.show(outbox, News::Event(event));
         }
         Ok(any)
     }
@@ -314,7 +323,7 @@ impl Controller {
             let Some(event) = take(&mut self.telemetry) else { break };
             any = true;
             self.core.on_event(&event, now, &mut self.commands);
-            if is_news(&event) {
+            if event.kind != EventKind::Sample as u32 {
                 self.show(outbox, News::Event(event));
             }
         }
@@ -361,6 +370,9 @@ impl Controller {
         }
         let mut commands = std::mem::take(&mut self.commands);
         for command in commands.drain(..) {
+            if let Some(change) = self.rates_told.change(&command) {
+                self.show(outbox, News::Rate(change));
+            }
             match command {
                 Command::AddPair { local, local_addr, peer, remote } => {
                     for (key, sender) in pair_keys(local, local_addr, peer, remote) {
@@ -414,14 +426,6 @@ fn take(ring: &mut RingBuf<MapData>) -> Option<Event> {
             return Some(event);
         }
     }
-}
-
-/// What a person wants to hear of at once.
-fn is_news(event: &Event) -> bool {
-    matches!(
-        EventKind::from_number(event.kind),
-        Some(EventKind::Gap | EventKind::Nak | EventKind::RnrNak | EventKind::Discontinuity | EventKind::CnpSent)
-    )
 }
 
 /// Both directions of a connection: packets from the peer for our queue pair, and ours for the peer's.

@@ -6,16 +6,19 @@
 //! | `controller` | the control thread: CNPs in, rates out |
 //! | `reaction` | how long that takes |
 //! | `run` | the loop of everything else |
+//! | `publish` | what readers of its events are told |
 //! | `report` | what is shown: JSON lines or a table |
 
 mod controller;
 mod open;
+mod publish;
 mod reaction;
 mod report;
 mod run;
 
 pub use controller::{Controller, News, Order, Progress, Running, Wait};
 pub use open::{Agent, Plan, detected_link_rate};
+pub use publish::RateChange;
 pub use reaction::Reactions;
 pub use report::{FlowLine, Output, flow_lines};
 

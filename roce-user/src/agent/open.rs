@@ -1,6 +1,6 @@
 //! From settings to a running agent.
 
-use std::{collections::HashMap, io, os::fd::AsRawFd};
+use std::{collections::HashMap, io, os::fd::AsRawFd, sync::Arc};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::maps::{MapData, RingBuf};
@@ -10,11 +10,12 @@ use roce_common::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::{Controller, Wait};
+use super::{Controller, Wait, publish::Publisher};
 use crate::{
     config::{self, Guard, Settings},
     control::Core,
     dataplane::{self, Attachment, FlowWalker, Maps, Options, Pins},
+    events,
     netlink::{LinkInfo, Netlink, link_speed},
     pacer::{self, Edt, Htb, Pacer},
     rdma,
@@ -64,6 +65,9 @@ pub struct Agent {
     /// Walks the flows; away while it does.
     pub(super) walker: Option<FlowWalker>,
     pub(super) logger: Option<Logger>,
+    /// Serves what happens to other processes.
+    pub(super) events: events::Server,
+    pub(super) publisher: Publisher,
 }
 
 /// The link rate the driver reports.
@@ -145,6 +149,7 @@ impl Agent {
         let pins = Pins::of(&plan.settings.bpffs, plan.link.index)?;
         let walker = FlowWalker::open(&pins)?;
         let maps = Maps::open(&pins)?;
+        let events = events::Server::start(&plan.link.name, plan.link.index)?;
         let locals = local_addresses()?;
         attachment.maps.set_local(&locals)?;
         attachment.maps.beat(super::monotonic().0)?;
@@ -185,6 +190,8 @@ impl Agent {
             cnps_to_confirm: false,
             walker: Some(walker),
             logger,
+            publisher: Publisher::new(Arc::clone(events.log())),
+            events,
         })
     }
 }

@@ -4,13 +4,12 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap},
     io::{self, IsTerminal as _, Write as _},
-    net::IpAddr,
     rc::Rc,
 };
 
 use anyhow::Result;
 use roce_common::{
-    abi::{Counter, Counters, Direction, Event, EventKind, FlowKey, PeerQp, Space},
+    abi::{Counter, Counters, Direction, FlowKey, PeerQp, Space},
     flow::Flow,
     units::{Addr, Nanos},
 };
@@ -20,6 +19,7 @@ use serde_json::{Value, json};
 use super::{Agent, Progress, Reactions, monotonic, run::limit};
 use crate::{
     dataplane::Maps,
+    events::{EventLine, Record, Wall, direction_name},
     export::{FlowReport, SCHEMA},
     tui,
 };
@@ -39,14 +39,6 @@ pub struct FlowLine {
     /// Frame bits per second its queue pair is limited to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bps: Option<u64>,
-}
-
-/// Name of a direction in a tap's name.
-const fn direction_name(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Ingress => "ingress",
-        Direction::Egress => "egress",
-    }
 }
 
 /// The flows of one interface's maps as report lines, the busiest first, at most as many as a report takes; and how many
@@ -177,36 +169,13 @@ impl Output {
         self.draw()
     }
 
-    /// Something happened to a flow.
-    pub(super) fn event(&mut self, name: &str, event: &Event) -> Result<()> {
-        let Some(kind) = EventKind::from_number(event.kind) else { return Ok(()) };
-        let tap = format!("{name}/{}", direction_name(event.tap.direction()));
-        let (src, dst): (IpAddr, IpAddr) = (event.src.into(), event.dst.into());
+    /// Something happened.
+    pub(super) fn event(&mut self, name: &str, record: &Record) -> Result<()> {
+        let line = EventLine::new(name, None, record, Wall::now());
         if self.json {
-            return self.line(&json!({
-                "schema": SCHEMA,
-                "kind": "event",
-                "event": kind.name(),
-                "time_ns": event.time_ns,
-                "tap": tap,
-                "src": src,
-                "dst": dst,
-                "dest_qp": event.dest_qp,
-                "psn": event.psn,
-                "value": event.value,
-            }));
+            return self.line(&serde_json::to_value(line)?);
         }
-        self.news.push(format!("{tap}: {} {src} > {dst} QP {} PSN {}", kind.name(), event.dest_qp, event.psn));
-        Ok(())
-    }
-
-    /// Something the user should know.
-    pub(super) fn notice(&mut self, name: &str, text: &str) -> Result<()> {
-        if self.json {
-            return self
-                .line(&json!({"schema": SCHEMA, "kind": "event", "event": "notice", "iface": name, "text": text}));
-        }
-        self.news.push(format!("{name}: {text}"));
+        self.news.push(line.to_string());
         Ok(())
     }
 

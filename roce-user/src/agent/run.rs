@@ -18,6 +18,7 @@ use tokio::{
 use super::{
     Agent, News, Order, Output, Running, monotonic,
     open::{Logger, local_addresses},
+    publish::is_news,
     report::REPORTED_FLOWS,
 };
 use crate::{
@@ -106,6 +107,7 @@ impl Agent {
                     self.check_interface()?;
                     self.refresh_locals(running)?;
                     self.recover_cnps(running)?;
+                    self.publisher.not_shown(running.progress().not_shown);
                     if self.flows_seen < MANY_FLOWS || round.is_multiple_of(10) {
                         self.start_walk(&mut walk);
                     }
@@ -116,8 +118,17 @@ impl Agent {
                     self.take_flows(output, running, &flows?)?;
                 }
                 said = news.recv() => match said {
-                    Some(News::Event(event)) => output.borrow_mut().event(&self.plan.link.name, &event)?,
-                    Some(News::Notice(text)) => output.borrow_mut().notice(&self.plan.link.name, &text)?,
+                    Some(News::Event(event)) => {
+                        let record = self.publisher.packet(&event).filter(|_| is_news(&event));
+                        if let Some(record) = record {
+                            output.borrow_mut().event(&self.plan.link.name, &record)?;
+                        }
+                    }
+                    Some(News::Rate(change)) => self.publisher.rate(&change),
+                    Some(News::Notice(text)) => {
+                        let record = self.publisher.notice(text);
+                        output.borrow_mut().event(&self.plan.link.name, &record)?;
+                    }
                     // It ended by itself, and says why when it is taken back.
                     None => return Ok(()),
                 },
@@ -132,6 +143,7 @@ impl Agent {
             Some(link) => {
                 if link.name != self.plan.link.name {
                     log::warn!("interface {} is called {} now", self.plan.link.name, link.name);
+                    self.events.log().rename(&link.name);
                     self.plan.link.name = link.name;
                 }
                 Ok(())

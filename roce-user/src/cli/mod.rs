@@ -1,5 +1,6 @@
 //! The command line. Exit codes: 0 fine, 1 findings or failed check, 2 usage or environment error.
 
+mod events;
 mod flows;
 mod run;
 
@@ -45,6 +46,8 @@ enum Verb {
     Run(Box<run::RunArgs>),
     /// Show the flows of attached interfaces, from another shell
     Flows(flows::FlowsArgs),
+    /// Show what happens to the flows of attached interfaces, from another shell while `roce run` is attached
+    Events(events::EventsArgs),
     /// Remove everything that was attached or pinned, also after a crash
     Detach(flows::DetachArgs),
     /// Inspect capture files with the same parser and tracker
@@ -89,6 +92,7 @@ fn dispatch(verb: Verb) -> Result<()> {
     match verb {
         Verb::Run(args) => run::run(&args),
         Verb::Flows(args) => flows::flows(&args),
+        Verb::Events(args) => events::events(&args),
         Verb::Detach(args) => flows::detach(&args),
         Verb::Inspect(args) => {
             let mut out = io::BufWriter::new(io::stdout().lock());

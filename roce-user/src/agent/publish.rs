@@ -1,0 +1,107 @@
+//! What an agent tells those who read its events.
+
+use std::{collections::HashMap, sync::Arc};
+
+use roce_common::{
+    abi::{Event, EventKind, PeerQp},
+    units::{Qpn, Rate},
+};
+
+use super::monotonic;
+use crate::{
+    control::Command,
+    events::{Log, Record, What},
+};
+
+/// A rate that rises is told again once it has risen by this fraction of the last one told: recovery goes in steps as
+/// short as 55 µs, which nobody wants to read one by one. Every fall is told.
+const RISE: u64 = 8;
+
+/// A change of what a local queue pair may send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RateChange {
+    /// The peer and its queue pair.
+    pub key: PeerQp,
+    /// The local queue pair.
+    pub local: Qpn,
+    /// Frame bytes per second; `None`: no longer limited.
+    pub limit: Option<Rate>,
+}
+
+/// The rates that were told, on the control thread.
+#[derive(Debug, Default)]
+pub(super) struct RatesTold(HashMap<PeerQp, Rate>);
+
+impl RatesTold {
+    /// The change that a command makes, where it is worth telling.
+    pub(super) fn change(&mut self, command: &Command) -> Option<RateChange> {
+        let (key, local, limit) = match command {
+            Command::SetRate { key, local, rate } => (*key, local.qpn, Some(*rate)),
+            Command::Release { key, local } | Command::ClearRate { key, local } => (*key, local.qpn, None),
+            Command::AddPair { .. } | Command::RemovePair { .. } | Command::Notice(_) => return None,
+        };
+        let Some(rate) = limit else {
+            return self.0.remove(&key).map(|_| RateChange { key, local, limit });
+        };
+        let told = self.0.get(&key).map(|r| r.bytes_per_sec());
+        let now = rate.bytes_per_sec();
+        if told.is_some_and(|told| now >= told && now - told < (told / RISE).max(1)) {
+            return None;
+        }
+        self.0.insert(key, rate);
+        Some(RateChange { key, local, limit })
+    }
+}
+
+/// What a person wants to hear of at once, also who did not ask for events.
+pub(super) fn is_news(event: &Event) -> bool {
+    matches!(
+        EventKind::from_number(event.kind),
+        Some(EventKind::Gap | EventKind::Nak | EventKind::RnrNak | EventKind::Discontinuity | EventKind::CnpSent)
+    )
+}
+
+/// Puts what happens into the log of events. Records are handed back to be shown.
+pub(super) struct Publisher {
+    log: Arc<Log>,
+    /// Events that the control thread could not pass on.
+    not_shown: u64,
+}
+
+impl Publisher {
+    /// Tells a log.
+    pub(super) fn new(log: Arc<Log>) -> Self {
+        Self { log, not_shown: 0 }
+    }
+
+    fn tell(&self, record: Record) -> Record {
+        self.log.push(record.clone());
+        record
+    }
+
+    /// An event of the BPF programs, if it says that something happened.
+    pub(super) fn packet(&self, event: &Event) -> Option<Record> {
+        Record::of(event).map(|record| self.tell(record))
+    }
+
+    /// A queue pair's rate changed.
+    pub(super) fn rate(&self, change: &RateChange) {
+        let RateChange { key, local, limit } = *change;
+        let what = What::Rate { peer: key.peer, remote: key.qpn(), local, limit };
+        self.tell(Record { time: monotonic(), what });
+    }
+
+    /// Something the user should know.
+    pub(super) fn notice(&self, text: String) -> Record {
+        self.tell(Record::notice(text))
+    }
+
+    /// How many events the control thread could not pass on so far.
+    pub(super) fn not_shown(&mut self, total: u64) {
+        let more = total.saturating_sub(self.not_shown);
+        if more != 0 {
+            self.not_shown = total;
+            self.notice(format!("{more} events came faster than they could be taken, and are missing here"));
+        }
+    }
+}
