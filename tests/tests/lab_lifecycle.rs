@@ -49,7 +49,11 @@ impl Load {
     fn start(traffic: Traffic) -> Self {
         let pair = Pair::new(1500).unwrap();
         let config = tempfile::tempdir().unwrap();
-        fs::write(config.path().join("c.toml"), "link_rate = \"100m\"\nmin_rate = \"4m\"\npacer = \"htb\"\n").unwrap();
+        fs::write(
+            config.path().join("c.toml"),
+            "link_rate = \"100m\"\npacer = \"htb\"\n[dcqcn]\nrpg_min_rate = \"4m\"\n",
+        )
+        .unwrap();
         let mut traces = Traces::before(&pair.a.port).unwrap();
         let agent = agent(&pair.a.port, &config, &[]);
         assert_eq!(traces.note().unwrap(), 3, "egress, ingress and the HTB filter");

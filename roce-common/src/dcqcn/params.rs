@@ -149,23 +149,22 @@ impl ParamError {
             Self::AlphaTimer => "dce_tcp_rtt",
             Self::Additive => "rpg_ai_rate",
             Self::Hyper => "rpg_hai_rate",
-            Self::Usage => "usage",
+            Self::Usage => "least_usage",
             Self::IdleRestart => "idle_restart",
             Self::Kmin => "kmin",
             Self::Pmax => "pmax",
         }
     }
-}
 
-impl core::fmt::Display for ParamError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let why = match self {
+    /// Which values it may have.
+    pub const fn reason(self) -> &'static str {
+        match self {
             Self::Line => "must be above 0 and at most 8 Tb/s",
             Self::MaxRate => "must be at most the link rate",
             Self::MinRate => "must be above 0 and at most rpg_max_rate and the link rate",
             Self::StartRate | Self::FirstCnpRate => "must be between rpg_min_rate and rpg_max_rate (or the link rate)",
-            Self::G => "must be above 0 and at most 1",
-            Self::InitialAlpha => "must be above 0 and at most 1",
+            Self::G => "must be at least 0 and below 1024, so that g is above 0 and at most 1",
+            Self::InitialAlpha => "must be above 0 and at most 1024, which is alpha = 1",
             Self::Gd => "must be 8 to 16",
             Self::LeastKept => "must be 0 to 99 per cent: with 100 no CNP would cut anything",
             Self::FastRecovery => "must be 1 to 1000",
@@ -173,11 +172,16 @@ impl core::fmt::Display for ParamError {
             Self::Additive => "must be above 0",
             Self::Hyper => "must be at least rpg_ai_rate",
             Self::Usage => "must be 0 to 1",
-            Self::IdleRestart => "needs usage above 0, which says when a flow idles",
+            Self::IdleRestart => "needs least_usage above 0, which says when a flow idles",
             Self::Kmin => "must be at most kmax",
             Self::Pmax => "must be above 0 and at most 1",
-        };
-        write!(f, "{} {why}", self.key())
+        }
+    }
+}
+
+impl core::fmt::Display for ParamError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} {}", self.key(), self.reason())
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::{
     agent::{Agent, Output, Plan, detected_link_rate},
-    config::{FileConfig, Guard, Ingress, Pacer, Policy, Preset, RateText, Role, Settings, TimeText},
+    config::{Dcqcn, FileConfig, Guard, Ingress, Pacer, Policy, RateText, Role, Settings, TimeText},
     netlink::require_link,
 };
 
@@ -33,9 +33,6 @@ pub(super) struct RunArgs {
     /// How limited queue pairs are paced [default: edt where the kernel has fq, else htb]
     #[arg(long)]
     pacer: Option<Pacer>,
-    /// DCQCN constants to start from [default: soft]
-    #[arg(long)]
-    preset: Option<Preset>,
     /// DSCP of data, ACKs and READ responses [default: 26]
     #[arg(long, value_name = "N")]
     data_dscp: Option<u8>,
@@ -72,6 +69,8 @@ pub(super) struct RunArgs {
     /// Print JSON lines, also on a terminal
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    dcqcn: Dcqcn,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -89,7 +88,6 @@ impl RunArgs {
             link_rate: self.link_rate,
             ingress: self.ingress,
             pacer: self.pacer,
-            preset: self.preset,
             data_dscp: self.data_dscp,
             cnp_dscp: self.cnp_dscp,
             dscp_policy: self.dscp_policy,
@@ -98,6 +96,7 @@ impl RunArgs {
             busy_poll: self.busy_poll.then_some(true),
             failsafe: self.failsafe,
             bpffs: self.bpffs.clone(),
+            dcqcn: self.dcqcn.clone(),
             ..FileConfig::default()
         }
     }
@@ -112,7 +111,11 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             bail!("interface {name} is named twice");
         }
         let link = require_link(name)?;
-        let settings = Settings::new(args.settings(), file.clone(), detected_link_rate(&link))?;
+        let mut settings = Settings::new(args.settings(), file.clone(), detected_link_rate(&link));
+        if let Some(path) = &args.config {
+            settings = settings.with_context(|| format!("{}, with the command line", path.display()));
+        }
+        let settings = settings?;
         plans.push(Plan::new(link, settings, args.keep));
     }
     let runtime =

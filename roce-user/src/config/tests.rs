@@ -1,3 +1,9 @@
+use clap::ValueEnum;
+use roce_common::{
+    abi,
+    dcqcn::{Fabric, ONE},
+};
+
 use super::*;
 
 fn rate(text: &str) -> Result<u64, String> {
@@ -63,8 +69,8 @@ fn an_error_names_the_file_the_line_and_the_key() {
         ("role = \"router\"\n", &["roce.toml:1", "role", "`router`", "observe"]),
         ("\nlink_rate = \"0\"\n", &["roce.toml:2", "link_rate", "zero"]),
         ("link_rate = -1\n", &["roce.toml:1", "link_rate", "below zero"]),
-        ("timer = 50\n", &["roce.toml:1", "timer", "50us"]),
-        ("kmin = \"lots\"\n", &["roce.toml:1", "kmin"]),
+        ("failsafe = 50\n", &["roce.toml:1", "failsafe", "50us"]),
+        ("queue_bytes = \"lots\"\n", &["roce.toml:1", "queue_bytes"]),
         ("role = \n", &["roce.toml:1"]),
         ("role = \"host\"\nrole = \"cp\"\n", &["roce.toml:2", "duplicate key"]),
     ] {
@@ -110,44 +116,70 @@ role = "cp"
 link_rate = 100_000_000
 ingress = "xdp-generic"
 pacer = "htb"
-preset = "paper"
 packet_bytes = 1082
 data_dscp = 3
 cnp_dscp = 46
 data_priority = 4
-cnp_priority = 7
+cnp_802p_prio = 7
 dscp_policy = "force"
 ecn_policy = "keep"
-cnp_interval = "4ms"
-kmin = 5000
-kmax = 40000
-pmax = 0.25
 queue_bytes = 70000
-g = 0.0625
-timer = "6ms"
-alpha_timer = "7ms"
-byte_period = 1000000
-additive_rate = "100k"
-hyper_rate = "500k"
-min_rate = "1m"
 ack_timeout = 14
 failsafe = "2s"
 sample_every = 16
 guard = "on"
 busy_poll = true
 bpffs = "/run/bpf"
+
+[dcqcn]
+preset = "soft"
+feedback_delay = "1ms"
+min_time_between_cnps = "4ms"
+rate_reduce_monitor_period = "1ms"
+kmin = 5000
+kmax = 40000
+pmax = 0.25
+dce_tcp_g = 960
+dce_tcp_rtt = "7ms"
+alpha_update = "at-cnp"
+initial_alpha_value = 512
+rpg_time_reset = "6ms"
+rpg_byte_reset = 1000000
+rpg_threshold = 3
+threshold_boundary = "up-to"
+rpg_max_rate = "90m"
+rpg_min_rate = "1m"
+rpg_ai_rate = "100k"
+rpg_hai_rate = "500k"
+rpg_gd = 10
+rpg_min_dec_fac = 40
+rate_to_set_on_first_cnp = "50m"
+clamp_tgt_rate = false
+clamp_tgt_rate_after_time_inc = false
+start_rate = "10m"
+least_usage = 0.25
+idle_restart = "3s"
 "#;
-    assert!(FileConfig::KEYS.iter().all(|key| text.contains(&format!("\n{key} = "))));
+    assert!(FileConfig::KEYS.iter().chain(Dcqcn::KEYS).all(|key| text.contains(&format!("\n{key} = "))));
     let s = Settings::new(FileConfig::default(), parse(text)?, None)?;
     assert_eq!(
         (s.role, s.ingress, s.pacer, s.preset),
-        (Role::Cp, Some(Ingress::XdpGeneric), Some(Pacer::Htb), Preset::Paper)
+        (Role::Cp, Some(Ingress::XdpGeneric), Some(Pacer::Htb), Preset::Soft)
     );
     let p = s.params;
-    assert_eq!((p.cnp_interval, p.rp.monitor), (Nanos::from_millis(4), Nanos::from_millis(2)));
+    assert_eq!((p.cnp_interval, p.rp.monitor), (Nanos::from_millis(4), Nanos::from_millis(1)));
     assert_eq!((p.kmin, p.kmax, p.pmax, s.queue_bytes), (5_000, 40_000, ONE / 4, 70_000));
     assert_eq!((p.rp.g, p.rp.timer, p.rp.alpha_timer), (ONE / 16, Nanos::from_millis(6), Nanos::from_millis(7)));
     assert_eq!((p.rp.additive.bits_per_sec(), p.rp.hyper.bits_per_sec()), (100_000, 500_000));
+    assert_eq!((p.rp.initial_alpha, p.rp.byte_period, p.rp.fast_recovery), (ONE / 2, 1_000_000, 3));
+    assert_eq!((p.rp.max_rate.bits_per_sec(), p.rp.min_rate.bits_per_sec()), (90_000_000, 1_000_000));
+    assert_eq!(
+        (p.rp.gd, p.rp.least_kept_percent, p.rp.clamp_target, p.rp.clamp_target_after_timer),
+        (10, 40, false, false)
+    );
+    assert_eq!((p.rp.first_cnp_rate.bits_per_sec(), p.rp.start_rate.bits_per_sec()), (50_000_000, 10_000_000));
+    assert_eq!((p.rp.usage, p.rp.idle_restart), (ONE / 4, Nanos::from_millis(3_000)));
+    assert_eq!((s.cnp_priority, s.data_priority), (7, 4));
     assert_eq!((s.ack_timeout, s.core().ack_timeout, s.core().pairs.sample_every), (Some(14), Some(14), 16));
     Ok(())
 }
@@ -158,11 +190,7 @@ fn nonsense_is_refused_with_its_name() -> Result<()> {
         ("role = \"cp\"", "link-rate"),
         ("data_dscp = 64", "data_dscp"),
         ("cnp_dscp = 200", "cnp_dscp"),
-        ("pmax = 1.5", "pmax"),
-        ("pmax = nan", "pmax"),
-        ("g = 0.0", "g must"),
-        ("kmin = 9\nkmax = 8", "kmin"),
-        ("min_rate = \"20g\"\nlink_rate = \"1g\"", "min_rate"),
+        ("link_rate = \"1g\"\n[dcqcn]\nrpg_min_rate = \"20g\"", "rpg_min_rate = \"20g\""),
         ("queue_bytes = 5", "queue_bytes"),
         ("packet_bytes = 0", "packet_bytes"),
         ("ack_timeout = 0", "ack_timeout"),
