@@ -361,8 +361,8 @@ fn other_link_types_are_refused_by_name() {
 fn several_files_give_one_json_line_each_and_a_bad_one_does_not_hide_the_others() {
     let dir = tempfile::tempdir().expect("directory");
     let bad = write(&dir, b"nothing");
-    let args =
-        InspectArgs { files: vec![capture("fact-psn-wrap.pcap"), bad, capture("fact-rnr-nak-retry.pcap")], json: true };
+    let files = [capture("fact-psn-wrap.pcap"), bad, capture("fact-rnr-nak-retry.pcap")];
+    let args = InspectArgs { json: true, ..InspectArgs::of(files) };
     let mut out = Vec::new();
     let error = inspect::run(&args, &mut out).expect_err("the bad file");
     assert!(format!("{error:#}").contains("rewritten.cap"));
@@ -379,7 +379,7 @@ fn several_files_give_one_json_line_each_and_a_bad_one_does_not_hide_the_others(
 fn the_table_names_what_was_found() {
     let table = |name: &str| {
         let mut out = Vec::new();
-        inspect::run(&InspectArgs { files: vec![capture(name)], json: false }, &mut out).expect("report");
+        inspect::run(&InspectArgs::of([capture(name)]), &mut out).expect("report");
         String::from_utf8(out).expect("UTF-8")
     };
     let text = table("rxe-send-loss1-post.pcap");

@@ -347,14 +347,14 @@ fn files_that_cannot_be_inspected() {
     refuses(&path("wlan.pcap"), "link type");
     is_refusal(&Command::new(roce()).arg("inspect").output().unwrap(), "no file", &["FILE"]);
 
-    // Cut within the headers: counted, not refused.
+    // Cut within the headers: counted, not refused, and a finding.
     let real = Path::new(env!("CARGO_MANIFEST_DIR")).join("captures/rxe-write-rc.pcap");
     let frames = roce_tests::replay::read(&real).unwrap();
     let frames: Vec<&[u8]> = frames.iter().map(|f| &f.bytes[..]).collect();
     capture(&path("short.pcap"), pcap_file::DataLink::ETHERNET, &frames, 50);
     let output = inspect(&path("short.pcap"));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((output.status.code(), report["frames"].as_u64()), (Some(0), Some(frames.len() as u64)));
+    assert_eq!((output.status.code(), report["frames"].as_u64()), (Some(1), Some(frames.len() as u64)));
     let whole: serde_json::Value = serde_json::from_slice(&inspect(&real).stdout).unwrap();
     assert_eq!(report["malformed"]["truncated_capture"], whole["rocev2"], "{report}");
 

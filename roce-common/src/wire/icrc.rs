@@ -98,6 +98,13 @@ impl Icrc {
 /// The ICRC that `packet`, found in `frame`, should carry; `None` where the capture kept too few bytes or the IPv4
 /// header has options (rxe and the specification disagree on them).
 pub fn expected(frame: &[u8], packet: &Packet) -> Option<[u8; ICRC_LEN]> {
+    let (headers, rest) = masked_headers(frame, packet)?;
+    Some(headers.bytes(rest).finish())
+}
+
+/// The ICRC of the headers that have masks, and what follows them up to the ICRC itself.
+#[inline(always)]
+fn masked_headers<'a>(frame: &'a [u8], packet: &Packet) -> Option<(Icrc, &'a [u8])> {
     let l3 = usize::from(packet.l3_offset);
     let l4 = usize::from(packet.l4_offset);
     let ip = frame.get(l3..l4)?;
@@ -107,12 +114,23 @@ pub fn expected(frame: &[u8], packet: &Packet) -> Option<[u8; ICRC_LEN]> {
     };
     let (udp, rest) = frame.get(l4..packet.icrc_offset())?.split_first_chunk()?;
     let (bth, rest) = rest.split_first_chunk()?;
-    Some(start.udp(*udp).bth(*bth).bytes(rest).finish())
+    Some((start.udp(*udp).bth(*bth), rest))
 }
 
 /// Whether the ICRC of `packet` is right; `None` where it cannot be told (see [`expected`]).
 pub fn is_valid(frame: &[u8], packet: &Packet) -> Option<bool> {
-    let at = packet.icrc_offset();
-    let wire: [u8; ICRC_LEN] = *frame.get(at..)?.first_chunk()?;
-    Some(expected(frame, packet)? == wire)
+    Some(expected(frame, packet)? == on_the_wire(frame, packet)?)
+}
+
+/// [`is_valid`] with a CRC-32 of the caller's choice, for whoever has a quicker one: `crc32(crc, bytes)` continues the
+/// ordinary (zlib's) CRC-32 `crc` over `bytes`.
+#[inline]
+pub fn is_valid_by(frame: &[u8], packet: &Packet, crc32: impl FnOnce(u32, &[u8]) -> u32) -> Option<bool> {
+    let wire = on_the_wire(frame, packet)?;
+    let (headers, rest) = masked_headers(frame, packet)?;
+    Some(crc32(!headers.0, rest) == u32::from_le_bytes(wire))
+}
+
+fn on_the_wire(frame: &[u8], packet: &Packet) -> Option<[u8; ICRC_LEN]> {
+    frame.get(packet.icrc_offset()..)?.first_chunk().copied()
 }

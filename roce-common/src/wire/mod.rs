@@ -8,6 +8,7 @@ mod headers;
 pub mod icrc;
 mod opcode;
 mod parse;
+mod tunnel;
 
 pub use aeth_codes::{credits, rnr_timer};
 pub use bytes::Bytes;
@@ -16,6 +17,7 @@ pub use opcode::{Kind, Opcode, Position, Service};
 pub use parse::{
     IpVersion, Link, Malformed, Other, Packet, Verdict, destination, is_surely_not_roce, parse, parse_into, parse_link,
 };
+pub use tunnel::{Tunnel, TunnelKind, tunnel};
 
 /// The UDP destination port that makes a datagram RoCEv2 (IANA).
 pub const UDP_PORT: u16 = 4791;

@@ -243,15 +243,7 @@ pub fn parse_link<B: Bytes + ?Sized>(frame: &B, link: Link) -> Verdict {
 /// What the frame is when it is not a well-formed RoCEv2 packet; `out` holds no packet then.
 #[inline(always)]
 pub fn parse_into<B: Bytes + ?Sized>(frame: &B, link: Link, out: &mut Packet) -> Result<(), Other> {
-    let (ethertype, l3) = match link {
-        Link::Ethernet => network_layer(frame)?,
-        Link::Ip => match take::<B, 1>(frame, 0, Other::NotRoce)?[0] >> 4 {
-            4 => (ETHERTYPE_IPV4, 0),
-            6 => (ETHERTYPE_IPV6, 0),
-            _ => return Err(Other::NotRoce),
-        },
-        Link::Other { ethertype, offset } => (ethertype, offset),
-    };
+    let (ethertype, l3) = behind_link(frame, link)?;
     let ip_payload = match ethertype {
         ETHERTYPE_IPV4 => ipv4(frame, l3, out)?,
         ETHERTYPE_IPV6 => ipv6(frame, l3, out)?,
@@ -259,6 +251,45 @@ pub fn parse_into<B: Bytes + ?Sized>(frame: &B, link: Link, out: &mut Packet) ->
         _ => return Err(Other::NotRoce),
     };
     transport(frame, ip_payload, out)
+}
+
+/// EtherType and offset of what stands behind the link layer's header.
+#[inline(always)]
+fn behind_link<B: Bytes + ?Sized>(frame: &B, link: Link) -> Result<(u16, usize), Other> {
+    match link {
+        Link::Ethernet => network_layer(frame),
+        Link::Ip => match take::<B, 1>(frame, 0, Other::NotRoce)?[0] >> 4 {
+            4 => Ok((ETHERTYPE_IPV4, 0)),
+            6 => Ok((ETHERTYPE_IPV6, 0)),
+            _ => Err(Other::NotRoce),
+        },
+        Link::Other { ethertype, offset } => Ok((ethertype, offset)),
+    }
+}
+
+/// Of an unfragmented UDP datagram: the offset of its UDP header, its destination port, and the ToS or traffic class.
+pub(super) fn any_udp<B: Bytes + ?Sized>(frame: &B, link: Link) -> Option<(usize, u16, u8)> {
+    let (ethertype, l3) = behind_link(frame, link).ok()?;
+    let (l4, tos) = match ethertype {
+        ETHERTYPE_IPV4 => {
+            let h: [u8; 10] = frame.get(l3)?;
+            let header_len = usize::from(h[0] & 0x0f) * 4;
+            let whole = u16::from_be_bytes([h[6], h[7]]) & IPV4_FRAGMENT_MASK == 0;
+            if h[0] >> 4 != 4 || header_len < Ipv4Hdr::LEN || h[9] != IPPROTO_UDP || !whole {
+                return None;
+            }
+            (l3 + header_len, h[1])
+        }
+        ETHERTYPE_IPV6 => {
+            let h: [u8; 8] = frame.get(l3)?;
+            if h[0] >> 4 != 6 || h[6] != IPPROTO_UDP {
+                return None;
+            }
+            (l3 + Ipv6Hdr::LEN, h[0] << 4 | h[1] >> 4)
+        }
+        _ => return None,
+    };
+    Some((l4, u16::from_be_bytes(frame.get(l4 + 2)?), tos))
 }
 
 /// Whether an Ethernet frame is surely not RoCE, told by as few bytes as possible: no IP and no tag, another protocol than

@@ -62,7 +62,8 @@ pub fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     match dispatch(cli.verb) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::from(1),
         // Whoever read our output has had enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -88,17 +89,18 @@ fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(2)
 }
 
-fn dispatch(verb: Verb) -> Result<()> {
+/// Does what the verb says; whether it found something.
+fn dispatch(verb: Verb) -> Result<bool> {
     match verb {
-        Verb::Run(args) => run::run(&args),
-        Verb::Flows(args) => flows::flows(&args),
-        Verb::Events(args) => events::events(&args),
-        Verb::Detach(args) => flows::detach(&args),
+        Verb::Run(args) => run::run(&args).map(|()| false),
+        Verb::Flows(args) => flows::flows(&args).map(|()| false),
+        Verb::Events(args) => events::events(&args).map(|()| false),
+        Verb::Detach(args) => flows::detach(&args).map(|()| false),
         Verb::Inspect(args) => {
             let mut out = io::BufWriter::new(io::stdout().lock());
-            inspect::run(&args, &mut out)?;
+            let found = inspect::run(&args, &mut out)?;
             out.flush()?;
-            Ok(())
+            Ok(found)
         }
     }
 }

@@ -227,6 +227,17 @@ pub struct IcrcCounts {
     pub unchecked: u64,
 }
 
+/// Frames that were taken out of tunnels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct TunnelCounts {
+    /// Out of VXLAN.
+    pub vxlan: u64,
+    /// Out of GENEVE.
+    pub geneve: u64,
+    /// ECN codepoints of the outer packets, whatever they carry.
+    pub outer_ecn: EcnCounts,
+}
+
 /// What a capture file holds.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct CaptureReport {
@@ -257,6 +268,9 @@ pub struct CaptureReport {
     pub counters: Counters,
     /// Packets of flows beyond the number that is kept.
     pub flows_refused: u64,
+    /// Frames taken out of tunnels, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tunnels: Option<TunnelCounts>,
     /// Why the file was not read to its end, where it was not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub incomplete: Option<String>,

@@ -39,6 +39,7 @@ const MOST_EPISODES: usize = 100_000;
 /// Counts of a capture in the making.
 pub(super) struct Analysis {
     most_flows: usize,
+    no_icrc: bool,
     frames: u64,
     rocev2: u64,
     rocev1: u64,
@@ -70,6 +71,7 @@ impl Analysis {
     pub(super) fn new(most_flows: usize) -> Self {
         Self {
             most_flows,
+            no_icrc: false,
             frames: 0,
             rocev2: 0,
             rocev1: 0,
@@ -90,6 +92,11 @@ impl Analysis {
         }
     }
 
+    /// From here on ICRCs are not checked.
+    pub(super) fn leave_icrcs(&mut self) {
+        self.no_icrc = true;
+    }
+
     /// Takes the next frame, and says what it was.
     pub(super) fn frame(&mut self, frame: &Frame<'_>) -> Seen {
         let seen = self.count(frame);
@@ -102,9 +109,12 @@ impl Analysis {
         self.first_time.get_or_insert(frame.time);
         self.last_time = frame.time;
         match frame.link.parse(&(frame.bytes, frame.wire_len)) {
-            Verdict::Roce(packet) => {
+            Verdict::Roce(mut packet) => {
                 self.rocev2 += 1;
-                let icrc_valid = icrc::is_valid(frame.bytes, &packet);
+                if let Some(tunnel) = &frame.tunnel {
+                    packet.tos = tunnel.tos_behind(packet.tos);
+                }
+                let icrc_valid = if self.no_icrc { None } else { icrc::is_valid_by(frame.bytes, &packet, crc32) };
                 match icrc_valid {
                     Some(true) => self.icrc.valid += 1,
                     Some(false) => self.icrc.invalid += 1,
@@ -214,6 +224,16 @@ impl Analysis {
         Some(number)
     }
 
+    /// Frames taken so far.
+    pub(super) const fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// The flow that the CNP `packet` tells to slow down, by what is known now.
+    pub(super) fn notified(&self, tap: Tap, packet: &Packet) -> Option<FlowIndex> {
+        self.attribution.notified(tap, packet, &self.index)
+    }
+
     /// Time from the first to the last frame.
     pub(super) fn duration(&self) -> Nanos {
         self.last_time.since(self.first_time.unwrap_or(self.last_time))
@@ -257,6 +277,7 @@ impl Analysis {
             icrc: self.icrc,
             counters,
             flows_refused: self.flows_refused,
+            tunnels: None,
             incomplete: capture.incomplete,
             findings: self.watch.findings().report(tap_name),
             flows,
@@ -326,6 +347,13 @@ fn keep(episodes: &mut Vec<(FlowIndex, Episode)>, flow: FlowIndex, episode: Epis
     if episodes.len() < MOST_EPISODES {
         episodes.push((flow, episode));
     }
+}
+
+/// CRC-32 by the instructions that the CPU has for it.
+fn crc32(crc: u32, bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(crc);
+    hasher.update(bytes);
+    hasher.finalize()
 }
 
 fn by_number(counts: &[u64; 64]) -> DscpCounts {

@@ -173,8 +173,17 @@ impl Attribution {
 
     /// The CNPs of every flow whose sender is known.
     pub(super) fn cnps_by_flow(&self, flows: &HashMap<FlowKey, FlowIndex>) -> Vec<(FlowIndex, u64)> {
-        let flow_of = |me| self.sent_by(me).or_else(|| self.answered_by(me, flows));
-        self.cnps.iter().filter_map(|(&me, &cnps)| Some((flow_of(me)?, cnps))).collect()
+        self.cnps.iter().filter_map(|(&me, &cnps)| Some((self.flow_of(me, flows)?, cnps))).collect()
+    }
+
+    /// The flow that the CNP `packet` tells to slow down, by what is known now.
+    pub(super) fn notified(&self, tap: Tap, packet: &Packet, flows: &HashMap<FlowKey, FlowIndex>) -> Option<FlowIndex> {
+        self.flow_of(end_point(tap, packet), flows)
+    }
+
+    /// The flow that the QP at `me` sends.
+    fn flow_of(&self, me: EndPoint, flows: &HashMap<FlowKey, FlowIndex>) -> Option<FlowIndex> {
+        self.sent_by(me).or_else(|| self.answered_by(me, flows))
     }
 
     /// The request flow that the QP at `me` sends: the one its responses answer, or else the only one that no other QP

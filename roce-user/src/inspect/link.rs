@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use roce_common::wire::{Bytes, Link, Verdict, parse_link};
+use roce_common::wire::{Bytes, Link, Tunnel, Verdict, parse_link, tunnel};
 
 const ETHERNET: u32 = 1;
 const LINUX_SLL: u32 = 113;
@@ -61,6 +61,8 @@ pub(super) enum LinkLayer {
     Ip,
     Cooked,
     CookedV2,
+    /// What a tunnel says of the frame in it.
+    Inner(Link),
 }
 
 impl LinkLayer {
@@ -77,26 +79,49 @@ impl LinkLayer {
 
     /// Parses a frame: the bytes kept and its length on the wire.
     pub(super) fn parse(self, frame: &(&[u8], usize)) -> Verdict {
+        match self.link(frame) {
+            Some(link) => parse_link(frame, link),
+            None => Verdict::NotRoce,
+        }
+    }
+
+    /// The tunnel that a frame is a packet of.
+    pub(super) fn tunnel(self, frame: &(&[u8], usize)) -> Option<Tunnel> {
+        tunnel(frame, self.link(frame)?)
+    }
+
+    /// The number that captures write for it.
+    pub(super) const fn number(self) -> u16 {
         match self {
-            Self::Ethernet => parse_link(frame, Link::Ethernet),
-            Self::Ip => parse_link(frame, Link::Ip),
+            Self::Ethernet | Self::Inner(_) => ETHERNET as u16,
+            Self::Ip => RAW_IP[0] as u16,
+            Self::Cooked => LINUX_SLL as u16,
+            Self::CookedV2 => LINUX_SLL2 as u16,
+        }
+    }
+
+    /// What the parser is told; `None` where the frame is too short to know.
+    fn link(self, frame: &(&[u8], usize)) -> Option<Link> {
+        match self {
+            Self::Ethernet => Some(Link::Ethernet),
+            Self::Ip => Some(Link::Ip),
             Self::Cooked => cooked(frame, SLL_PROTOCOL, SLL_LEN),
             Self::CookedV2 => cooked(frame, SLL2_PROTOCOL, SLL2_LEN),
+            Self::Inner(link) => Some(link),
         }
     }
 }
 
 /// A cooked header of `offset` bytes with the protocol at `protocol`, and up to two VLAN tags behind it.
-fn cooked(frame: &(&[u8], usize), protocol: usize, mut offset: usize) -> Verdict {
+fn cooked(frame: &(&[u8], usize), protocol: usize, mut offset: usize) -> Option<Link> {
     let number = |at: usize| Bytes::get::<2>(frame, at).map(u16::from_be_bytes);
-    let Some(mut ethertype) = number(protocol) else { return Verdict::NotRoce };
+    let mut ethertype = number(protocol)?;
     for _ in 0..2 {
         if ethertype != ETHERTYPE_VLAN && ethertype != ETHERTYPE_QINQ {
             break;
         }
-        let Some(inner) = number(offset + 2) else { return Verdict::NotRoce };
-        ethertype = inner;
+        ethertype = number(offset + 2)?;
         offset += 4;
     }
-    parse_link(frame, Link::Other { ethertype, offset })
+    Some(Link::Other { ethertype, offset })
 }

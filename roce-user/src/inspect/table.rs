@@ -37,6 +37,13 @@ fn summary(out: &mut impl Write, r: &CaptureReport, duration: Nanos) -> Result<(
         let reasons = r.malformed.iter().filter(|&(_, &n)| n > 0).map(|(name, n)| format!("{name} {n}"));
         writeln!(out, "  malformed:  {}", join(reasons))?;
     }
+    if let Some(t) = r.tunnels {
+        writeln!(
+            out,
+            "  tunnels:    {} frames out of VXLAN, {} out of GENEVE; outer CE {}, ECT(0) {}, ECT(1) {}, Not-ECT {}",
+            t.vxlan, t.geneve, t.outer_ecn.ce, t.outer_ecn.ect0, t.outer_ecn.ect1, t.outer_ecn.not_ect
+        )?;
+    }
     if r.rocev2 == 0 {
         return Ok(());
     }

@@ -44,6 +44,8 @@ impl Bench {
         self.seen = Some(self.analysis.frame(&Frame {
             number: self.number,
             interface: self.interface,
+            interface_name: "",
+            tunnel: None,
             link: LinkLayer::Ethernet,
             time: Nanos(0),
             bytes,

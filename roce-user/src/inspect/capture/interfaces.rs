@@ -3,7 +3,7 @@
 use crate::inspect::link::{LinkLayer, Unsupported};
 
 /// More interfaces than any machine has; a file that describes more is damaged.
-const MOST: usize = 4_096;
+pub(in crate::inspect) const MOST: usize = 4_096;
 /// Longest name shown.
 const MOST_NAME: usize = 64;
 
@@ -109,6 +109,11 @@ impl Interfaces {
             })
             .collect();
         (!texts.is_empty()).then(|| texts.join("; "))
+    }
+
+    /// The name of an interface.
+    pub(super) fn name(&self, number: u32) -> &str {
+        self.all.get(number as usize).map_or("", |i| &i.name)
     }
 
     /// The names, by number.

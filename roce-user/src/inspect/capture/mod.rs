@@ -8,13 +8,13 @@ mod pcap;
 mod pcapng;
 
 use anyhow::{Result, anyhow, bail};
-use roce_common::units::Nanos;
+use roce_common::{units::Nanos, wire::Tunnel};
 
 use super::{
     link::LinkLayer,
     source::{Idle, Source},
 };
-pub(super) use interfaces::Interfaces;
+pub(super) use interfaces::{Interfaces, MOST as MOST_INTERFACES};
 
 /// The longest packet that capture programs keep (tcpdump's and Wireshark's limit): a longer one is a damaged length.
 const MOST_KEPT: usize = 262_144;
@@ -24,8 +24,10 @@ const MOST_KEPT: usize = 262_144;
 pub(super) struct Frame<'a> {
     /// Its number, counted from 1 as Wireshark counts: through the file, and on through files that are read as one.
     pub(super) number: u64,
-    /// Number of the interface; its name is in [`Interfaces`].
+    /// Number of the interface, or of the tap of a tunnel network.
     pub(super) interface: u32,
+    /// Name of the interface; empty where it is that of a tunnel network.
+    pub(super) interface_name: &'a str,
     /// What its first byte is.
     pub(super) link: LinkLayer,
     /// When it was captured, since 1970.
@@ -34,6 +36,8 @@ pub(super) struct Frame<'a> {
     pub(super) bytes: &'a [u8],
     /// How long it was on the wire.
     pub(super) wire_len: usize,
+    /// The tunnel out of which the frame was taken.
+    pub(super) tunnel: Option<Tunnel>,
 }
 
 /// Who takes the frames.

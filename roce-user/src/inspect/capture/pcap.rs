@@ -67,10 +67,12 @@ impl<S: Sink> Reading<'_, S> {
             let frame = Frame {
                 number: *self.packets,
                 interface,
+                interface_name: self.interfaces.name(interface),
                 link,
                 time: Nanos(u64::from(format.u32(&record, 0)) * Nanos::SECOND.0 + fraction),
                 bytes,
                 wire_len: kept.max(format.u32(&record, 12) as usize),
+                tunnel: None,
             };
             if !self.sink.frame(&frame)? {
                 return Ok(None);

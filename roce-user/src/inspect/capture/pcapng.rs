@@ -113,10 +113,12 @@ impl<S: Sink> Reading<'_, S> {
                                     let frame = Frame {
                                         number: *self.packets,
                                         interface: interface.number,
+                                        interface_name: self.interfaces.name(interface.number),
                                         link,
                                         time: interface.clock.time(packet.ticks),
                                         bytes: packet.bytes,
                                         wire_len: packet.bytes.len().max(packet.wire_len as usize),
+                                        tunnel: None,
                                     };
                                     if !self.sink.frame(&frame)? {
                                         return Ok(None);
