@@ -7,6 +7,7 @@ pub mod control;
 pub mod dataplane;
 pub mod events;
 pub mod export;
+pub mod facts;
 pub mod findings;
 pub mod inspect;
 pub mod netlink;

@@ -1,6 +1,6 @@
 //! Messages and their sizes.
 
-use super::{Spread, mix::ends_message};
+use super::Spread;
 use crate::{
     psn::Outcome,
     wire::{Packet, Position},
@@ -9,7 +9,8 @@ use crate::{
 /// Buckets of sizes: empty messages, then one for each power of two up to 2^31 bytes.
 pub const SIZE_BUCKETS: usize = 33;
 
-/// Messages of a flow. A size is known where it is announced (WRITE, READ) or all packets of the message passed in order.
+/// Messages of a flow. A size is known where it is announced (WRITE, READ) or all packets of the message passed in order;
+/// atomics have none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Messages {
     sizes: Spread,
@@ -52,7 +53,7 @@ impl Messages {
             }
             Position::Only => {
                 self.state = 0;
-                if ends_message(opcode) {
+                if opcode.may_carry_payload() || opcode.is_read_request() {
                     self.record(p.reth.map_or(payload, |reth| u64::from(reth.dma_len)));
                 }
             }
@@ -146,7 +147,7 @@ mod tests {
             (Opcode::READ_REQUEST, 0, Some(65_536), InOrder),
             (Opcode::FETCH_ADD, 0, None, InOrder),
         ];
-        assert_eq!(sizes(&write), [(0, 1), (4096, 1), (65_536, 1)]);
+        assert_eq!(sizes(&write), [(4096, 1), (65_536, 1)]);
         let huge = [(Opcode::READ_REQUEST, 0, Some(u32::MAX), InOrder)];
         assert_eq!(sizes(&huge), [(1 << 31, 1)]);
     }

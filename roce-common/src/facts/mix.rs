@@ -101,7 +101,7 @@ const fn number_of(opcode: Opcode) -> usize {
 
 /// Whether the packet ends a message or is one.
 #[inline(always)]
-pub(super) const fn ends_message(opcode: Opcode) -> bool {
+const fn ends_message(opcode: Opcode) -> bool {
     ENDS >> (opcode.get() & 0x1f) & 1 != 0 && opcode.get() != Opcode::CNP.get()
 }
 

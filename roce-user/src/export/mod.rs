@@ -12,7 +12,7 @@ use roce_common::{
 };
 use serde::Serialize;
 
-use crate::findings::FindingReport;
+use crate::{facts::FactsReport, findings::FindingReport};
 
 /// Version of the JSON contract. Fields may be added under it; none changes its meaning.
 pub const SCHEMA: u32 = 1;
@@ -158,7 +158,7 @@ impl Counters {
 pub type DscpCounts = BTreeMap<String, u64>;
 
 /// One flow at one tap.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct FlowReport {
     /// Where it was observed.
     pub tap: String,
@@ -189,6 +189,9 @@ pub struct FlowReport {
     /// What became of its PSNs.
     #[serde(flatten)]
     pub counters: Counters,
+    /// Facts, where somebody could afford to gather them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub facts: Option<FactsReport>,
 }
 
 impl FlowReport {
@@ -212,6 +215,7 @@ impl FlowReport {
                 .map(|(dscp, count)| (dscp.map_or_else(|| "other".to_owned(), |d| d.get().to_string()), count))
                 .collect(),
             counters: Counters::of(flow),
+            facts: None,
         }
     }
 }
@@ -239,7 +243,7 @@ pub struct TunnelCounts {
 }
 
 /// What a capture file holds.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CaptureReport {
     /// [`SCHEMA`].
     pub schema: u32,

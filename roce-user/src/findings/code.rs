@@ -67,6 +67,9 @@ codes! {
     LossAfterTap = "loss-after-tap", Warning,
         "{n} losses after this tap: the peer asked again for packets that had passed here",
         "drop counters of every queue and port between this tap and the receiver, and of the receiver's NIC";
+    LossUnexplained = "loss-unexplained", Warning,
+        "{n} PSNs never passed this tap, and nobody asked for them",
+        "whether the capture itself dropped packets (the counters of tcpdump or of the mirror port), or the tap sees one way of several";
     UcLoss = "uc-loss", Error,
         "{n} PSNs of unreliable connections are missing: nothing repeats them, their messages are gone",
         "drop counters on the path; whether the application expects an unreliable transport";
@@ -88,6 +91,12 @@ codes! {
     Reordering = "reordering", Info,
         "{n} PSNs arrived late but arrived: the path reorders packets",
         "packet spraying, adaptive routing or several queues on the path; whether the receiving NIC accepts reordering";
+    ReorderingNaked = "reordering-naked", Warning,
+        "{n} times the receiver took reordering for loss and asked again: no packet was missing",
+        "packet spraying or adaptive routing towards a receiver that does not accept reordering";
+    PsnDiscontinuity = "psn-discontinuity", Info,
+        "{n} times a flow went on at a PSN far from where it was",
+        "whether the capture was interrupted, or a queue pair was connected anew";
     Stall = "stall", Warning,
         "{n} times a flow with unanswered requests was silent",
         "paused ports (PFC), ACK timeouts, a stopped receiver";

@@ -5,6 +5,7 @@
 //! count is exact, and the first [`MOST_EXAMPLES`] packets and [`MOST_SUBJECTS`] flows are kept.
 
 mod code;
+pub mod episodes;
 pub mod rules;
 
 use std::{

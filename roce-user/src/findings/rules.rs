@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use roce_common::{
     abi::{FlowKey, Space, Tap},
     flow::{Flow, NakKind},
-    units::{Addr, Dscp},
+    units::{Addr, Dscp, Nanos},
     wire::Service,
 };
 
-use super::{Code, Findings, Subject};
+use super::{Code, Evidence, Findings, Subject};
+use crate::export::Counters;
 
 /// A flow is judged by its markings from this many packets on: below, a connection's first packets or a single probe would
 /// be called a misconfigured sender.
@@ -24,6 +25,9 @@ pub const CE_WITHOUT_CNP_LEAST: u64 = 8;
 /// Queue pairs between two hosts that all use one UDP source port. Two or three may collide by chance in a hash of 14
 /// bits, four in a row do so once in 4·10^12.
 pub const ONE_PORT_QPS_LEAST: usize = 4;
+/// A silence of this length with unanswered requests is a stall. A loaded software sender comes back to a queue pair within
+/// 20 ms, as seen on rxe; the ACK timeout that perftest sets (14) is 67 ms.
+pub const STALL: Nanos = Nanos::from_millis(50);
 /// The DSCP of CNPs that NIC vendors set by default.
 pub const CNP_DSCP: u8 = 48;
 
@@ -36,6 +40,10 @@ pub struct View<'a> {
     pub flow: &'a Flow,
     /// The flow that answers this one, or is answered by it, where the pairing is certain.
     pub partner: Option<&'a Flow>,
+    /// Its first packet, where that is remembered.
+    pub first: Option<Evidence>,
+    /// Its first CE packet, likewise.
+    pub ce: Option<Evidence>,
 }
 
 /// Judges all flows of a tap set, at the end or at any time; pass each flow once.
@@ -50,48 +58,63 @@ pub fn judge<'a>(findings: &mut Findings, flows: impl Iterator<Item = View<'a>> 
     hosts(findings, flows);
 }
 
-/// ECN and DSCP of one flow.
+/// ECN, DSCP and segment size of one flow.
 fn markings(findings: &mut Findings, view: &View<'_>, answers_pass: bool) {
-    let View { key, flow, partner } = *view;
+    let View { key, flow, partner, .. } = *view;
     if !is_data(key, flow) {
         return;
     }
+    let mut found = |code: Code, evidence: Option<Evidence>| {
+        findings.add(code, *key, 1);
+        if let Some(evidence) = evidence {
+            findings.show(code, *key, evidence);
+        }
+    };
     let [not_ect, _, _, ce] = flow.ecn;
     if flow.packets >= MARKING_LEAST {
         if not_ect == flow.packets {
-            findings.add(Code::NotEct, *key, 1);
+            found(Code::NotEct, view.first);
         }
         if sole_dscp(flow) == Dscp::new(0) {
-            findings.add(Code::DscpUnmarked, *key, 1);
+            found(Code::DscpUnmarked, view.first);
         }
     }
     if flow.dscps().count() > 1 {
-        findings.add(Code::DscpMixedInFlow, *key, 1);
+        found(Code::DscpMixedInFlow, view.first);
     }
     if ce == flow.packets && ce >= CE_AT_SOURCE_LEAST {
-        findings.add(Code::CeAtSource, *key, 1);
+        found(Code::CeAtSource, view.ce);
     }
     if ce >= CE_WITHOUT_CNP_LEAST && flow.cnp == 0 && answers_pass {
-        findings.add(Code::CeWithoutCnp, *key, 1);
+        found(Code::CeWithoutCnp, view.ce);
     }
     if flow.cnp > 0 && ce == 0 {
-        findings.add(Code::CnpWithoutCe, *key, 1);
+        found(Code::CnpWithoutCe, view.first);
     }
-    if key.space() == Space::Request
-        && let Some(partner) = partner
-        && let (Some(asked), Some(answered)) = (sole_dscp(flow), sole_dscp(partner))
+    let (Space::Request, Some(partner)) = (key.space(), partner) else { return };
+    if let (Some(asked), Some(answered)) = (sole_dscp(flow), sole_dscp(partner))
         && asked != answered
     {
-        findings.add(Code::DscpAsymmetric, *key, 1);
+        found(Code::DscpAsymmetric, view.first);
+    }
+    let (requests, responses) = (flow.tracker.pmtu, partner.tracker.pmtu);
+    if requests != 0 && responses != 0 && requests != responses {
+        found(Code::MtuSegmentMismatch, view.first);
     }
 }
 
-/// What a responder refused in one flow.
+/// What a responder refused in one flow, and what the tracker alone tells.
 fn refusals(findings: &mut Findings, view: &View<'_>) {
     let nak = |kind: NakKind| u64::from(view.flow.nak[kind as usize]);
     let fatal = nak(NakKind::InvalidRequest) + nak(NakKind::RemoteAccess) + nak(NakKind::RemoteOperational);
     findings.add(Code::NakFatal, *view.key, fatal + nak(NakKind::Other));
     findings.add(Code::RnrNotLoss, *view.key, u64::from(view.flow.rnr_nak));
+    findings.add(Code::Reordering, *view.key, Counters::of(view.flow).reordered);
+}
+
+/// Whether FIRST and MIDDLE packets may be this long.
+pub const fn is_path_mtu(payload: u16) -> bool {
+    payload.is_power_of_two() && payload >= 256 && payload <= 4_096
 }
 
 /// Source ports of the queue pairs between two hosts.

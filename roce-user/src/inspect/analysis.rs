@@ -18,7 +18,8 @@ use super::{
 };
 use crate::{
     export::{CaptureReport, Counters, DscpCounts, EcnCounts, FlowReport, IcrcCounts, SCHEMA},
-    findings::{Code, Subject, rules},
+    facts::FactsReport,
+    findings::{Code, Subject},
 };
 
 /// A flow and what the file's reader can afford beyond what the kernel keeps.
@@ -54,6 +55,8 @@ pub(super) struct Analysis {
     entries: Vec<Entry>,
     /// The episodes, in the order of their ends; the first [`MOST_EPISODES`].
     episodes: Vec<(FlowIndex, Episode)>,
+    /// Those that the newest frame ended.
+    ended: Vec<Episode>,
     attribution: Attribution,
     watch: Watch,
     first_time: Option<Nanos>,
@@ -85,6 +88,7 @@ impl Analysis {
             index: HashMap::new(),
             entries: Vec::new(),
             episodes: Vec::new(),
+            ended: Vec::new(),
             attribution: Attribution::new(most_flows),
             watch: Watch::default(),
             first_time: None,
@@ -100,7 +104,8 @@ impl Analysis {
     /// Takes the next frame, and says what it was.
     pub(super) fn frame(&mut self, frame: &Frame<'_>) -> Seen {
         let seen = self.count(frame);
-        self.watch.frame(frame, &seen);
+        self.watch.frame(frame, &seen, &self.ended);
+        self.ended.clear();
         seen
     }
 
@@ -129,6 +134,8 @@ impl Analysis {
                     flow: None,
                     outcome: Outcome::NotTracked,
                     account: Account::default(),
+                    next: Psn::default(),
+                    answers: None,
                     refused: None,
                 };
                 self.packet(&mut seen, frame.time);
@@ -169,22 +176,29 @@ impl Analysis {
             return;
         };
         seen.flow = Some(number);
-        let (entry, episodes) = (&mut self.entries[number], &mut self.episodes);
-        seen.account = entry.observe(packet, now, |episode| keep(episodes, number, episode));
+        let (entry, episodes, ended) = (&mut self.entries[number], &mut self.episodes, &mut self.ended);
+        seen.account = entry.observe(packet, now, |episode| {
+            keep(episodes, number, episode);
+            ended.push(episode);
+        });
         seen.outcome = seen.account.outcome();
+        seen.next = entry.flow.tracker.next();
         match space {
             Space::Request => self.attribution.request(number, &key, packet, &self.entries[number].flow.tracker),
-            Space::Response => seen.refused = self.response(tap, packet, seen.account, now),
+            Space::Response => {
+                seen.answers = self.attribution.response(tap, packet);
+                seen.refused = self.response(seen, now);
+            }
         }
     }
 
-    /// Learns from a response which flow its QP sends, and tells that flow what the response says of it. Returns the
-    /// flow whose packet it refuses.
-    fn response(&mut self, tap: Tap, packet: &Packet, account: Account, now: Nanos) -> Option<FlowIndex> {
+    /// Tells the flow that a response answers what the response says of it. Returns the flow whose packet it refuses.
+    fn response(&mut self, seen: &SeenPacket, now: Nanos) -> Option<FlowIndex> {
+        let (tap, packet) = (seen.tap, &seen.packet);
         let psn = packet.bth.psn;
-        if let Some(flow) = self.attribution.response(tap, packet) {
+        if let Some(flow) = seen.answers {
             let explainer = self.entries[flow].explainer();
-            if let Outcome::Gap(skipped) = account.outcome() {
+            if let Outcome::Gap(skipped) = seen.outcome {
                 explainer.answer_gap(psn.sub(skipped), now);
             }
             if refusal(packet).is_none() {
@@ -244,9 +258,14 @@ impl Analysis {
         for (flow, cnps) in self.attribution.cnps_by_flow(&self.index) {
             self.entries[flow].flow.cnp += cnps;
         }
-        let (at, episodes) = (self.last_time, &mut self.episodes);
+        let (at, episodes, watch) = (self.last_time, &mut self.episodes, &mut self.watch);
         for (number, entry) in self.entries.iter_mut().enumerate() {
-            entry.finish(at, |episode| keep(episodes, number, episode));
+            let key = entry.key;
+            let account = entry.finish(at, |episode| {
+                keep(episodes, number, episode);
+                watch.episode(key, number, &episode);
+            });
+            watch.finish(key, number, account);
         }
         self.judge(&capture);
         let tap_name = |tap: Tap| capture.interfaces.get(tap.ifindex() as usize).cloned().unwrap_or_default();
@@ -254,8 +273,10 @@ impl Analysis {
         let flows: Vec<_> = self
             .entries
             .iter()
-            .map(|entry| {
-                let report = entry.report(tap_name(entry.key.tap));
+            .enumerate()
+            .map(|(number, entry)| {
+                let mut report = entry.report(tap_name(entry.key.tap));
+                report.facts = self.watch.facts(number).map(|facts| FactsReport::new(&entry.flow, facts));
                 counters.add(&report.counters);
                 report
             })
@@ -286,11 +307,12 @@ impl Analysis {
 
     /// Judges what can only be judged at the end.
     fn judge(&mut self, capture: &Capture) {
+        let flows: Vec<_> = self.entries.iter().map(|entry| (&entry.key, &entry.flow)).collect();
+        self.watch.judge(&flows);
         let findings = self.watch.findings();
         if capture.incomplete.is_some() {
             findings.add(Code::TruncatedCapture, Subject::Capture, 1);
         }
-        rules::judge(findings, self.entries.iter().map(|e| rules::View { key: &e.key, flow: &e.flow, partner: None }));
     }
 }
 
@@ -322,7 +344,7 @@ impl Entry {
     }
 
     /// The end of the capture.
-    fn finish(&mut self, now: Nanos, mut tell: impl FnMut(Episode)) {
+    fn finish(&mut self, now: Nanos, mut tell: impl FnMut(Episode)) -> Account {
         let account = self.flow.tracker.finish();
         if let Some(explainer) = &mut self.explainer {
             explainer.finish(account, now, |episode| {
@@ -330,6 +352,7 @@ impl Entry {
                 tell(episode);
             });
         }
+        account
     }
 
     fn report(&self, tap: String) -> FlowReport {

@@ -2,7 +2,7 @@
 
 use roce_common::{
     abi::Tap,
-    psn::{Account, Outcome},
+    psn::{Account, Outcome, Psn},
     wire::{Malformed, Packet},
 };
 
@@ -39,6 +39,10 @@ pub(super) struct SeenPacket {
     pub(super) outcome: Outcome,
     /// The same with all that it brought to an end.
     pub(super) account: Account,
+    /// One past the highest PSN that the flow has used.
+    pub(super) next: Psn,
+    /// For a response: the flow that it answers, where that is certain.
+    pub(super) answers: Option<FlowIndex>,
     /// For a sequence NAK or RNR NAK: the flow whose packet it refuses, where that is certain.
     pub(super) refused: Option<FlowIndex>,
 }

@@ -1,0 +1,170 @@
+//! Facts in JSON: the object `facts` of a flow. What does not apply to a flow is left out.
+
+use std::collections::BTreeMap;
+
+use roce_common::{
+    facts::{Class, Spread},
+    flow::Flow,
+    units::Ecn,
+};
+use serde::Serialize;
+
+use super::FlowFacts;
+
+/// Least, mean and greatest of a quantity.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct SpreadReport {
+    /// Values.
+    pub count: u64,
+    /// The least.
+    pub min: u64,
+    /// Their mean, rounded down.
+    pub mean: u64,
+    /// The greatest.
+    pub max: u64,
+}
+
+impl SpreadReport {
+    /// `None` where there are no values.
+    pub fn of(spread: &Spread) -> Option<Self> {
+        (spread.count() > 0).then(|| Self {
+            count: spread.count(),
+            min: spread.min(),
+            mean: spread.mean(),
+            max: spread.max(),
+        })
+    }
+}
+
+/// Messages.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct MessageReport {
+    /// Messages that ended here, repeats not counted again; in the response space READs and atomics answered.
+    pub count: u64,
+    /// Sizes in bytes of those whose size is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<SpreadReport>,
+    /// Messages by size; the key is the least size of a bucket that reaches to its double.
+    pub by_size: BTreeMap<String, u32>,
+}
+
+/// Credits in AETHs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct CreditReport {
+    /// Receive buffers granted, where an AETH says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub granted: Option<SpreadReport>,
+    /// AETHs that say nothing about credits.
+    pub without: u64,
+}
+
+/// Passive round trips in nanoseconds: from a request that must be answered to the response that carries its PSN, at this
+/// tap, repeated requests and those that a later answer covers left out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct RttReport {
+    /// All samples.
+    #[serde(flatten)]
+    pub spread: SpreadReport,
+    /// Median, within a sixteenth.
+    pub p50: u64,
+    /// 99th percentile, within a sixteenth.
+    pub p99: u64,
+}
+
+/// Times in nanoseconds of noticing and repairing.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct RecoveryReport {
+    /// From a gap at this tap to the NAK that named it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap_to_nak: Option<SpreadReport>,
+    /// From a sequence NAK to the first packet of the repeat.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nak_to_refill: Option<SpreadReport>,
+    /// From a gap to the first packet of the repeat that filled it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap_to_refill: Option<SpreadReport>,
+    /// The least wait that RNR NAKs asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rnr_timer: Option<SpreadReport>,
+    /// From an RNR NAK to the repeat of what it refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rnr_wait: Option<SpreadReport>,
+}
+
+/// Facts of one flow.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct FactsReport {
+    /// Packets by what they do.
+    pub opcodes: BTreeMap<&'static str, u64>,
+    /// Messages.
+    pub messages: MessageReport,
+    /// Share of packets that are CE.
+    pub ce_share: f64,
+    /// UDP source port of the newest packet.
+    pub src_port: u16,
+    /// How often the source port changed.
+    pub src_port_changes: u32,
+    /// Payload bytes of retransmissions.
+    pub retransmitted_bytes: u64,
+    /// Their share of all payload bytes.
+    pub retransmitted_share: f64,
+    /// PSNs covered by each ACK.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psns_per_ack: Option<SpreadReport>,
+    /// Credits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credits: Option<CreditReport>,
+    /// Round trips.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rtt_ns: Option<RttReport>,
+    /// Noticing and repairing.
+    pub recovery_ns: RecoveryReport,
+    /// Silences of at least 10 ms with unanswered requests, in nanoseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silences_ns: Option<SpreadReport>,
+}
+
+impl FactsReport {
+    /// The facts of `flow` as they stand now.
+    pub fn new(flow: &Flow, facts: &FlowFacts) -> Self {
+        let share = |part: u64, all: u64| if all == 0 { 0.0 } else { part as f64 / all as f64 };
+        let messages = &facts.messages;
+        let acks = &facts.acks;
+        let recovery = &facts.recovery;
+        Self {
+            opcodes: Class::ALL
+                .into_iter()
+                .map(|class| (class.name(), facts.mix.of(class)))
+                .filter(|&(_, packets)| packets > 0)
+                .collect(),
+            messages: MessageReport {
+                count: facts.mix.messages,
+                bytes: SpreadReport::of(messages.sizes()),
+                by_size: messages.by_size().map(|(size, count)| (size.to_string(), count)).collect(),
+            },
+            ce_share: share(flow.ecn[Ecn::Ce as usize], flow.packets),
+            src_port: flow.src_port,
+            src_port_changes: facts.port_changes,
+            retransmitted_bytes: facts.repeats.bytes,
+            retransmitted_share: share(facts.repeats.bytes, flow.bytes),
+            psns_per_ack: SpreadReport::of(&acks.coalesced),
+            credits: (acks.credits.count() + acks.without_credits > 0)
+                .then(|| CreditReport { granted: SpreadReport::of(&acks.credits), without: acks.without_credits }),
+            rtt_ns: facts.round_trips.as_ref().and_then(|r| {
+                Some(RttReport {
+                    spread: SpreadReport::of(&r.spread)?,
+                    p50: r.times.quantile(500)?.0,
+                    p99: r.times.quantile(990)?.0,
+                })
+            }),
+            recovery_ns: RecoveryReport {
+                gap_to_nak: SpreadReport::of(&recovery.gap_to_nak),
+                nak_to_refill: SpreadReport::of(&recovery.nak_to_refill),
+                gap_to_refill: SpreadReport::of(&recovery.gap_to_refill),
+                rnr_timer: SpreadReport::of(&recovery.rnr_timer),
+                rnr_wait: SpreadReport::of(&recovery.rnr_wait),
+            },
+            silences_ns: SpreadReport::of(&facts.silences),
+        }
+    }
+}

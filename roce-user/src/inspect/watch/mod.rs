@@ -1,0 +1,251 @@
+//! What the analysis collects for facts and findings while frames pass. It sees each frame when the analysis is done
+//! with it.
+
+mod copies;
+mod memory;
+
+use roce_common::{
+    abi::{FlowKey, Space},
+    flow::{Flow, refusal},
+    psn::{Account, Episode, Outcome, Psn, Run},
+    units::Ecn,
+    wire::{Kind, Malformed, Syndrome},
+};
+
+use super::{
+    attribution::FlowIndex,
+    capture::Frame,
+    seen::{Seen, SeenPacket},
+};
+use crate::{
+    facts::FlowFacts,
+    findings::{Code, Evidence, Findings, Subject, episodes, rules},
+};
+use copies::Copies;
+use memory::{FlowMemory, Mark};
+
+/// A flow counts as captured twice from this many copies on, if they are also a quarter of its packets: where a capture
+/// sees every packet twice they are half. Fewer may be the network's doing.
+const COPIES_LEAST: u64 = 16;
+
+/// The collector and what it must remember of a capture.
+#[derive(Default)]
+pub(super) struct Watch {
+    findings: Findings,
+    flows: Vec<FlowMemory>,
+    copies: Copies,
+}
+
+impl Watch {
+    /// Takes the next frame, what it was, and the episodes of its flow that it ended.
+    #[inline]
+    pub(super) fn frame(&mut self, frame: &Frame<'_>, seen: &Seen, ended: &[Episode]) {
+        match seen {
+            Seen::Packet(packet) => self.packet(frame, packet, ended),
+            Seen::NotRoce => {}
+            Seen::RoceV1 => self.capture_note(Code::Rocev1, frame, "RoCEv1"),
+            Seen::Malformed(reason) => {
+                let code = match reason {
+                    Malformed::TruncatedCapture => Code::TruncatedCapture,
+                    // There is no other version: these bytes are no BTH.
+                    Malformed::BadVersion => Code::NotRoceOn4791,
+                    Malformed::UnknownOpcode
+                    | Malformed::TruncatedHeader
+                    | Malformed::BadLength
+                    | Malformed::PadBeyondPayload
+                    | Malformed::ReadTooLong
+                    | Malformed::UdpFragment => Code::MalformedOn4791,
+                };
+                self.capture_note(code, frame, reason.name());
+            }
+        }
+    }
+
+    fn packet(&mut self, frame: &Frame<'_>, seen: &SeenPacket, ended: &[Episode]) {
+        let psn = seen.packet.bth.psn;
+        if seen.icrc_valid == Some(false) {
+            self.findings.note(Code::BadIcrc, key_of(seen), evidence(frame, Some(psn), "wrong ICRC"));
+        }
+        let Some(flow) = seen.flow else {
+            if seen.packet.bth.opcode.kind() == Kind::Cnp {
+                self.cnp(frame, seen);
+            }
+            return;
+        };
+        if flow >= self.flows.len() {
+            self.flows.resize_with(flow + 1, FlowMemory::default);
+        }
+        let mark = Mark { frame: frame.number, time: frame.time, psn };
+        let memory = &mut self.flows[flow];
+        memory.first.get_or_insert(mark);
+        if seen.packet.ecn() == Ecn::Ce {
+            memory.ce.get_or_insert(mark);
+        }
+        if self.copies.pass(frame, &seen.packet, flow) {
+            memory.copies += 1;
+            if is_captured_twice(memory.copies, memory.facts.packets() + 1) {
+                self.findings.show(Code::DuplicateCapture, key_of(seen), mark.evidence("copy"));
+            }
+        }
+        let silence = memory.facts.packet(&seen.packet, seen.account, seen.next, frame.time);
+        if silence >= Some(rules::STALL) {
+            self.findings.note(Code::Stall, key_of(seen), mark.evidence("end of the silence"));
+        }
+        self.segment(seen, flow, mark);
+        if seen.account.is_notable() {
+            self.notable(seen, flow, mark);
+        }
+        for episode in ended {
+            self.episode(key_of(seen), flow, episode);
+        }
+        if seen.packet.bth.opcode.kind() == Kind::Response {
+            self.response(seen, flow, seen.answers, mark);
+        }
+    }
+
+    /// FIRST and MIDDLE packets are as long as the path MTU, which does not change while a connection lives.
+    fn segment(&mut self, seen: &SeenPacket, flow: FlowIndex, mark: Mark) {
+        let (opcode, payload) = (seen.packet.bth.opcode, seen.packet.payload_len);
+        let memory = &mut self.flows[flow];
+        if seen.account.outcome() == Outcome::Discontinuity {
+            memory.segment = 0;
+        }
+        if !opcode.fills_pmtu() {
+            return;
+        }
+        let known = memory.segment;
+        let wrong = !rules::is_path_mtu(payload) || known != 0 && payload != known;
+        memory.segment = payload;
+        if wrong {
+            self.findings.note(Code::MtuSegmentMismatch, key_of(seen), mark.evidence("segment of another length"));
+        }
+    }
+
+    /// Remembers frames that an episode may tell of later.
+    fn notable(&mut self, seen: &SeenPacket, flow: FlowIndex, mark: Mark) {
+        let memory = &mut self.flows[flow];
+        match seen.account.outcome() {
+            Outcome::Gap(skipped) => memory.gap = Some(Mark { psn: mark.psn.sub(skipped), ..mark }),
+            Outcome::Discontinuity => {
+                let new_port = memory.port != seen.packet.src_port;
+                memory.port = seen.packet.src_port;
+                let code = if new_port { Code::QpnReuse } else { Code::PsnDiscontinuity };
+                self.findings.note(code, key_of(seen), mark.evidence("goes on at another PSN"));
+                return;
+            }
+            _ => {}
+        }
+        // The first packet is notable too.
+        if memory.first == Some(mark) {
+            memory.port = seen.packet.src_port;
+        }
+        if seen.account.run_started() {
+            memory.run = Some(mark);
+        }
+        let late = |run: Option<Run>| run.is_some_and(|run| !run.is_retransmission());
+        if (late(seen.account.own_run()) || late(seen.account.ended()))
+            && let Some(run) = memory.run
+        {
+            self.findings.show(Code::Reordering, key_of(seen), run.evidence("came late"));
+        }
+    }
+
+    /// A response, and the flow that it surely answers.
+    fn response(&mut self, seen: &SeenPacket, flow: FlowIndex, answers: Option<FlowIndex>, mark: Mark) {
+        let refused = refusal(&seen.packet);
+        match refused {
+            None | Some(Syndrome::PsnSequence) => {}
+            Some(Syndrome::RnrNak(_)) => {
+                self.findings.show(Code::RnrNotLoss, key_of(seen), mark.evidence("RNR NAK"));
+            }
+            Some(_) => {
+                self.findings.show(Code::NakFatal, key_of(seen), mark.evidence("NAK"));
+            }
+        }
+        if let Some(memory) = seen.refused.and_then(|flow| self.flows.get_mut(flow)) {
+            memory.nak = Some(mark);
+        }
+        let Some(memory) = answers.and_then(|flow| self.flows.get_mut(flow)) else { return };
+        memory.partner = Some(flow);
+        if memory.facts.response(&seen.packet, refused.is_some(), mark.time) >= Some(rules::STALL) {
+            self.findings.note(Code::Stall, key_of(seen), mark.evidence("end of the silence"));
+        }
+    }
+
+    /// A finished episode of a flow.
+    pub(super) fn episode(&mut self, key: FlowKey, flow: FlowIndex, episode: &Episode) {
+        let Some(memory) = self.flows.get_mut(flow) else { return };
+        memory.facts.episode(episode);
+        if is_captured_twice(memory.copies, memory.facts.packets()) {
+            return;
+        }
+        episodes::note(&mut self.findings, key, episode, memory.frames_of(episode));
+    }
+
+    fn cnp(&mut self, frame: &Frame<'_>, seen: &SeenPacket) {
+        let path = Subject::Path(seen.tap, seen.packet.src, seen.packet.dst);
+        if !seen.packet.bth.becn {
+            self.findings.note(Code::CnpBecnMissing, path, evidence(frame, None, "CNP without BECN"));
+        }
+        if seen.packet.dscp().get() != rules::CNP_DSCP {
+            self.findings.note(Code::CnpDscpUnexpected, path, evidence(frame, None, "CNP in another DSCP"));
+        }
+    }
+
+    fn capture_note(&mut self, code: Code, frame: &Frame<'_>, what: &'static str) {
+        self.findings.note(code, Subject::Capture, evidence(frame, None, what));
+    }
+
+    /// The end of a flow; `account` is what its tracker's `finish` said.
+    pub(super) fn finish(&mut self, key: FlowKey, flow: FlowIndex, account: Account) {
+        let Some(memory) = self.flows.get_mut(flow) else { return };
+        memory.facts.finish(account);
+        if is_captured_twice(memory.copies, memory.facts.packets()) {
+            self.findings.add(Code::DuplicateCapture, key, memory.copies);
+            for code in episodes::CODES {
+                self.findings.retract(*code, key);
+            }
+        }
+    }
+
+    /// The collector, for what is found at the end.
+    pub(super) const fn findings(&mut self) -> &mut Findings {
+        &mut self.findings
+    }
+
+    /// The facts of a flow.
+    pub(super) fn facts(&self, flow: FlowIndex) -> Option<&FlowFacts> {
+        self.flows.get(flow).map(|memory| &memory.facts)
+    }
+
+    /// Judges all flows at the end; they stand in the order of their numbers.
+    pub(super) fn judge(&mut self, all: &[(&FlowKey, &Flow)]) {
+        let nothing = FlowMemory::default();
+        let view = |(number, &(key, flow)): (FlowIndex, &(_, _))| {
+            let memory = self.flows.get(number).unwrap_or(&nothing);
+            rules::View {
+                key,
+                flow,
+                partner: memory.partner.map(|partner| all[partner].1),
+                first: memory.first.map(|mark| mark.evidence("first packet")),
+                ce: memory.ce.map(|mark| mark.evidence("first CE packet")),
+            }
+        };
+        rules::judge(&mut self.findings, all.iter().enumerate().map(view));
+    }
+}
+
+fn is_captured_twice(copies: u64, packets: u64) -> bool {
+    copies >= COPIES_LEAST && copies * 4 >= packets
+}
+
+fn evidence(frame: &Frame<'_>, psn: Option<Psn>, what: &'static str) -> Evidence {
+    Evidence { frame: Some(frame.number), time: frame.time, psn, what }
+}
+
+/// The key of the packet's flow, whether or not there was room for it.
+fn key_of(seen: &SeenPacket) -> FlowKey {
+    let p = &seen.packet;
+    let space = if p.bth.opcode.kind() == Kind::Response { Space::Response } else { Space::Request };
+    FlowKey::new(seen.tap, p.src, p.dst, p.bth.dest_qp, space)
+}
