@@ -2,12 +2,13 @@
 
 use aya_ebpf::{
     macros::map,
-    maps::{Array, HashMap, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, PerCpuArray, Queue, RingBuf},
 };
 use roce_common::{
     abi::{
         CNP_RING_BYTES, CnpJob, Config, Counters, EventBudget, FlowKey, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS,
-        MAX_RATES, PaceCell, PairKey, PairValue, PeerQp, RateValue, TELEMETRY_RING_BYTES, VirtualQueue,
+        MAX_RATES, PaceCell, PairKey, PairValue, PeerQp, RateValue, START_CLASSES as MAX_START_CLASSES,
+        TELEMETRY_RING_BYTES, VirtualQueue,
     },
     flow::Flow,
     units::Addr,
@@ -36,6 +37,9 @@ pub(crate) static PAIRS: HashMap<PairKey, PairValue> = HashMap::with_max_entries
 pub(crate) static RATES: HashMap<PeerQp, RateValue> = HashMap::with_max_entries(MAX_RATES, NO_PREALLOC);
 #[map]
 pub(crate) static PACE: HashMap<PeerQp, PaceCell> = HashMap::with_max_entries(MAX_RATES, NO_PREALLOC);
+/// HTB classes at the start rate, for queue pairs that start.
+#[map]
+pub(crate) static START_CLASSES: Queue<u32> = Queue::with_max_entries(MAX_START_CLASSES, 0);
 #[map]
 pub(crate) static VQUEUE: Array<VirtualQueue> = Array::with_max_entries(1, 0);
 #[map]

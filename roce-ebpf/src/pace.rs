@@ -5,18 +5,19 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use roce_common::{
-    abi::{Config, Counter, PaceCell, Pacer, PeerQp, RateValue, Role},
+    abi::{Config, Counter, Direction, EventKind, PaceCell, Pacer, PeerQp, RateValue, Role, Tap},
     dcqcn::cp::take,
-    units::Rate,
-    wire::{Kind, Packet},
+    units::{Qpn, Rate},
+    wire::{Kind, Packet, Service},
 };
 
 use crate::{
     atomic,
     count::Tally,
     ctx::{self, Slot},
+    event,
     ingress::is_local,
-    maps::{CONFIG, HEARTBEAT, PACE, RATES},
+    maps::{CONFIG, HEARTBEAT, PACE, RATES, START_CLASSES},
 };
 
 /// Tries to book a departure time this often before the packet leaves unpaced.
@@ -27,6 +28,8 @@ const HORIZON_NS: u64 = 5_000_000_000;
 /// to pass by those of their own flow that still waited for its timer, and the receiver took that for loss; only what is
 /// not due yet is sure to be queued.
 const LEAD_NS: u64 = 50_000;
+/// `BPF_NOEXIST` of linux/bpf.h: add, and replace nothing.
+const NOEXIST: u64 = 1;
 /// `BPF_SKB_TSTAMP_DELIVERY_MONO`: the departure time is on CLOCK_MONOTONIC (Linux 5.18).
 const DELIVERY_MONO: u32 = 1;
 
@@ -54,7 +57,16 @@ pub(crate) fn pace(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packet)
     if cfg.pacer == Pacer::Off as u32 {
         return;
     }
-    let Some((key, rate)) = rate_of(packet) else { return };
+    let (key, rate) = match rate_of(packet) {
+        Some(limited) => limited,
+        None => {
+            if cfg.start_bytes_per_sec == 0 || packet.payload_len == 0 || !start(cfg, tally, packet) {
+                return;
+            }
+            let Some(limited) = rate_of(packet) else { return };
+            limited
+        }
+    };
     let Some(cell) = PACE.get_ptr_mut(&key) else { return };
     let len = u64::from(ctx.len());
     // SAFETY: aligned u64s of a live map value.
@@ -89,6 +101,48 @@ pub(crate) fn pace(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packet)
     };
     // SAFETY: the context of this program run. It fails on packets that are not IP only, which ours are.
     let _ip_always = unsafe { bpf_skb_set_tstamp(ctx.skb.skb, departure, DELIVERY_MONO) };
+}
+
+/// Limits a queue pair at the start rate, by its first data packet: user space learns of it only when the packets behind
+/// it have left. The controller is told, and takes the limiter over. Says whether there is a limiter now.
+#[inline(never)]
+fn start(cfg: &Config, tally: Tally, packet: &Packet) -> bool {
+    // Datagrams have no connection to hold back, and nobody answers them with CNPs.
+    if packet.bth.opcode.service() as u8 == Service::Ud as u8 || packet.bth.dest_qp.get() <= Qpn::GSI.get() {
+        return false;
+    }
+    // SAFETY: the helper has no arguments.
+    if !controller_alive(cfg, unsafe { bpf_ktime_get_ns() }) {
+        return false;
+    }
+    let mut rate = RateValue { bytes_per_sec: cfg.start_bytes_per_sec, cause_ns: 0, classid: 0, reserved: 0 };
+    if cfg.pacer == Pacer::Htb as u32 {
+        match START_CLASSES.pop() {
+            Ok(Some(classid)) => rate.classid = classid,
+            Ok(None) | Err(_) => {
+                tally.add(Counter::StartUnlimited);
+                return false;
+            }
+        }
+    }
+    let key = PeerQp::new(packet.dst, packet.bth.dest_qp);
+    let cell = PaceCell { next_ns: 0, bytes: 0, packets: 0, cause_ns: 0, reaction_ns: 0 };
+    // A cell that is there is as good: another CPU made it just now.
+    let _there_now = PACE.insert(&key, &cell, NOEXIST);
+    if RATES.insert(&key, &rate, NOEXIST).is_ok() {
+        tally.add(Counter::StartLimited);
+        let tap = Tap::new(cfg.ifindex, Direction::Egress);
+        event::telemetry(cfg, tally, tap, packet, &event::What::plain(EventKind::Started, rate.classid));
+        return true;
+    }
+    if rate.classid != 0 {
+        let _cannot_be_full = START_CLASSES.push(&rate.classid, 0);
+    }
+    let limited = RATES.get_ptr(&key).is_some();
+    if !limited {
+        tally.add(Counter::StartUnlimited);
+    }
+    limited
 }
 
 /// Books `cost` nanoseconds in the limiter, `now` or later, and returns when they start.

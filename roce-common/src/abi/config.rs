@@ -75,6 +75,8 @@ pub struct Config {
     pub cnp_interval_ns: u64,
     /// Rate of the virtual queue, bytes per second; 0 = no congestion point.
     pub vq_bytes_per_sec: u64,
+    /// Rate at which the egress program limits a queue pair from its first data packet on, bytes per second; 0 = not at all.
+    pub start_bytes_per_sec: u64,
     /// Number of a [`Role`].
     pub role: u32,
     /// Bits of [`Flags`].
@@ -109,4 +111,4 @@ pub struct Config {
     pub events_per_tick: u32,
 }
 
-const _: () = assert!(size_of::<Config>() == 88);
+const _: () = assert!(size_of::<Config>() == 96);

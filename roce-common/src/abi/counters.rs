@@ -103,6 +103,10 @@ counters! {
     PacingFailsafe = "pacing_failsafe",
     /// Packets whose limiter was contended beyond the retry bound and left unpaced.
     PaceContended = "pace_contended",
+    /// Queue pairs limited at the start rate by their first data packet.
+    StartLimited = "start_limited",
+    /// Data packets of queue pairs that could not be: no HTB class was at hand, or the map had no room.
+    StartUnlimited = "start_unlimited",
     /// Packets of transit flows (role host, address not local).
     Transit = "transit",
 }

@@ -31,6 +31,9 @@ pub enum EventKind {
     RunEnded = 10,
     /// `value` PSNs that were skipped are too far behind to be repeated now.
     Expired = 11,
+    /// The egress program limited a queue pair at the start rate: `dst` and `dest_qp` name the limiter, `value` is its HTB
+    /// class, 0 with the EDT pacer.
+    Started = 12,
 }
 
 impl EventKind {
@@ -48,6 +51,7 @@ impl EventKind {
             9 => Self::RunStarted,
             10 => Self::RunEnded,
             11 => Self::Expired,
+            12 => Self::Started,
             _ => return None,
         })
     }
@@ -66,6 +70,7 @@ impl EventKind {
             Self::RunStarted => "run_started",
             Self::RunEnded => "run_ended",
             Self::Expired => "expired",
+            Self::Started => "started",
         }
     }
 }

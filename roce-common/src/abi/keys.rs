@@ -163,7 +163,8 @@ pub struct PairValue {
     pub reserved: u32,
 }
 
-/// Value of RATES: how fast a queue pair may send. Written by user space only.
+/// Value of RATES: how fast a queue pair may send. Written by user space; the
+/// egress program only adds entries at the start rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RateValue {
@@ -177,7 +178,7 @@ pub struct RateValue {
     pub reserved: u32,
 }
 
-/// Value of PACE: the limiter of a queue pair. Created by user space, kept by the egress program.
+/// Value of PACE: the limiter of a queue pair. Created with its rate, kept by the egress program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PaceCell {

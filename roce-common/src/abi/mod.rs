@@ -27,6 +27,8 @@ pub const MAX_RATES: u32 = 131_072;
 pub const MAX_PAIRS: u32 = 262_144;
 /// Most local addresses of one interface's host.
 pub const MAX_LOCAL_ADDRS: u32 = 1_024;
+/// Most HTB classes that wait for queue pairs to start.
+pub const START_CLASSES: u32 = 256;
 /// Bytes of the CNP ring buffer, which nothing else may fill.
 pub const CNP_RING_BYTES: u32 = 1 << 19;
 /// Bytes of the telemetry ring buffer.

@@ -23,7 +23,7 @@ use nix::{
     },
 };
 use roce_common::{
-    abi::{Event, EventKind, PairKey},
+    abi::{Event, EventKind, PairKey, PeerQp},
     units::{Addr, Nanos, Rate},
 };
 use tokio::sync::mpsc;
@@ -85,6 +85,13 @@ pub enum Order {
     Flows(Vec<FlowSeen>),
     /// The kernel's count of CNPs of each pair.
     CnpCounts(Vec<(LocalQp, Addr, u32)>),
+    /// Limiters that stand in the map: those nobody has heard of were started, and the news was lost.
+    Limiters {
+        /// The interface.
+        ifindex: u32,
+        /// Where they are.
+        keys: Vec<PeerQp>,
+    },
 }
 
 /// What the controller tells the rest of the agent.
@@ -112,6 +119,7 @@ pub struct Progress {
 
 /// The controller with everything it needs: the core, the maps it writes, the pacer and the rings it reads.
 pub struct Controller {
+    ifindex: u32,
     /// The core.
     pub core: Core,
     /// Handles of its own.
@@ -181,8 +189,9 @@ impl Drop for Running {
 }
 
 impl Controller {
-    /// A controller for a link of rate `line`.
+    /// A controller for interface `ifindex` with a link of rate `line`.
     pub fn new(
+        ifindex: u32,
         core: Core,
         maps: Maps,
         pacer: Box<dyn Pacer>,
@@ -191,6 +200,7 @@ impl Controller {
         wait: Wait,
     ) -> Self {
         Self {
+            ifindex,
             core,
             maps,
             pacer,
@@ -264,7 +274,7 @@ impl Controller {
             let now = monotonic();
             if self.core.next_deadline().is_some_and(|d| d <= now) {
                 let maps = &self.maps;
-                self.core.advance(now, |_, key| maps.pace(*key).map(|cell| cell.bytes), &mut self.commands);
+                self.core.advance(now, |key| maps.pace(*key).map(|cell| cell.bytes), &mut self.commands);
                 self.carry_out(outbox, Nanos(0))?;
                 busy = true;
             }
@@ -359,6 +369,17 @@ impl Controller {
                     self.core.on_cnp_count(local, peer, count, now, &mut self.commands);
                 }
             }
+            Order::Limiters { ifindex, keys } => {
+                let now = monotonic();
+                for key in keys {
+                    // It may have gone since.
+                    if !self.core.is_limited(&key)
+                        && let Some(rate) = self.maps.rate(key)
+                    {
+                        self.core.on_started(ifindex, key, rate.classid, now, &mut self.commands);
+                    }
+                }
+            }
         }
         self.carry_out(outbox, Nanos(0))
     }
@@ -370,9 +391,6 @@ impl Controller {
         }
         let mut commands = std::mem::take(&mut self.commands);
         for command in commands.drain(..) {
-            if let Some(change) = self.rates_told.change(&command) {
-                self.show(outbox, News::Rate(change));
-            }
             match command {
                 Command::AddPair { local, local_addr, peer, remote } => {
                     for (key, sender) in pair_keys(local, local_addr, peer, remote) {
@@ -384,14 +402,16 @@ impl Controller {
                         self.maps.remove_pair(key)?;
                     }
                 }
-                Command::SetRate { key, rate, .. } => {
+                Command::SetRate { key, rate } => {
                     self.pacer.set_rate(&mut self.maps, key, rate, cause)?;
                     if cause.0 != 0 {
                         self.progress.reactions.add(monotonic().since(cause).0);
                     }
                 }
-                Command::Release { key, .. } => self.pacer.release(&mut self.maps, key)?,
-                Command::ClearRate { key, .. } => {
+                Command::Adopt { key, classid } => self.pacer.adopt(&mut self.maps, key, classid)?,
+                Command::Forget { key } => self.pacer.forget(&mut self.maps, key)?,
+                Command::Release { key } => self.pacer.release(&mut self.maps, key)?,
+                Command::ClearRate { key } => {
                     // What the limiter holds leaves in order first.
                     if self.maps.rate(key).is_some() {
                         self.pacer.set_rate(&mut self.maps, key, self.line, Nanos(0))?;
@@ -399,6 +419,12 @@ impl Controller {
                     }
                 }
                 Command::Notice(notice) => self.show(outbox, News::Notice(format!("{}: {notice}", notice.name()))),
+            }
+            // The rate first: whoever is told can wait.
+            let (core, ifindex) = (&self.core, self.ifindex);
+            let local_of = |key: &PeerQp| core.pairs().of_remote(ifindex, key.peer, key.qpn());
+            if let Some(change) = self.rates_told.change(&command, core.start_rate(), local_of) {
+                self.show(outbox, News::Rate(change));
             }
         }
         self.commands = commands;

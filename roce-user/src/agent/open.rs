@@ -54,12 +54,16 @@ pub struct Agent {
     pub(super) pacer: &'static str,
     /// Why that pacer, where it was not asked for.
     pub(super) pacer_reason: Option<String>,
+    /// The rate at which queue pairs start, where they are held to one.
+    pub(super) start_rate: Option<Rate>,
     pub(super) locals: Vec<Addr>,
     /// Flows at the last walk.
     pub(super) flows_seen: usize,
     /// Bytes of each flow of the last report, for rates.
     pub(super) last_bytes: HashMap<FlowKey, u64>,
     pub(super) cnp_ring_full: u64,
+    /// Limiters made by the egress program that the controller has not heard of.
+    pub(super) starts_missing: u64,
     /// The ring was full before the last reading of the pairs' counters.
     pub(super) cnps_to_confirm: bool,
     /// Walks the flows; away while it does.
@@ -101,6 +105,7 @@ impl Plan {
         Config {
             failsafe_ns: s.failsafe.0,
             cnp_interval_ns: s.params.cnp_interval.0,
+            start_bytes_per_sec: 0,
             vq_bytes_per_sec: if is_cp { s.link_rate.bytes_per_sec() } else { 0 },
             role: abi::Role::from(s.role) as u32,
             flags: if guard { Flags::GUARD | Flags::CONSUME_CNP } else { 0 },
@@ -160,23 +165,26 @@ impl Agent {
             let reason = (s.role != config::Role::Host).then(|| format!("role {} paces nothing", s.role));
             (Box::new(pacer::Off) as Box<dyn Pacer>, reason)
         };
-        let ready = attachment.maps.config().and_then(|mut config| {
+        let mut core = s.core();
+        core.limiters = pacer.capacity();
+        let mut core = Core::new(core);
+        let start = core.start_rate().filter(|_| pacer.kind() != abi::Pacer::Off);
+        let ready = start.map_or(Ok(()), |rate| pacer.prepare(&mut attachment.maps, rate)).and_then(|()| {
+            let mut config = attachment.maps.config()?;
             config.pacer = pacer.kind() as u32;
+            config.start_bytes_per_sec = start.map_or(0, Rate::bytes_per_sec);
             attachment.maps.set_config(config)
         });
         if let Err(error) = ready {
             pacer.close(&mut attachment.maps)?;
             return Err(error);
         }
-        let mut core = s.core();
-        core.limiters = pacer.capacity();
-        let mut core = Core::new(core);
         for local in &locals {
             core.add_local(*local);
         }
         let wait = if s.busy_poll { Wait::Busy } else { Wait::Sleep };
         let pacer_name = pacer.name();
-        let controller = Controller::new(core, maps, pacer, rings, s.link_rate, wait);
+        let controller = Controller::new(plan.link.index, core, maps, pacer, rings, s.link_rate, wait);
         Ok(Self {
             plan,
             attachment,
@@ -185,8 +193,10 @@ impl Agent {
             pacer_reason,
             locals,
             flows_seen: 0,
+            start_rate: start,
             last_bytes: HashMap::new(),
             cnp_ring_full: 0,
+            starts_missing: 0,
             cnps_to_confirm: false,
             walker: Some(walker),
             logger,

@@ -22,8 +22,8 @@ const RISE: u64 = 8;
 pub struct RateChange {
     /// The peer and its queue pair.
     pub key: PeerQp,
-    /// The local queue pair.
-    pub local: Qpn,
+    /// The local queue pair, where it is known: it may send before its peer has answered.
+    pub local: Option<Qpn>,
     /// Frame bytes per second; `None`: no longer limited.
     pub limit: Option<Rate>,
 }
@@ -33,13 +33,21 @@ pub struct RateChange {
 pub(super) struct RatesTold(HashMap<PeerQp, Rate>);
 
 impl RatesTold {
-    /// The change that a command makes, where it is worth telling.
-    pub(super) fn change(&mut self, command: &Command) -> Option<RateChange> {
-        let (key, local, limit) = match command {
-            Command::SetRate { key, local, rate } => (*key, local.qpn, Some(*rate)),
-            Command::Release { key, local } | Command::ClearRate { key, local } => (*key, local.qpn, None),
+    /// The change that a command makes, where it is worth telling. `start` is the rate of limiters that the egress program
+    /// made; `local_of` names a local queue pair by its peer's.
+    pub(super) fn change(
+        &mut self,
+        command: &Command,
+        start: Option<Rate>,
+        local_of: impl Fn(&PeerQp) -> Option<Qpn>,
+    ) -> Option<RateChange> {
+        let (key, limit) = match command {
+            Command::SetRate { key, rate } => (*key, Some(*rate)),
+            Command::Adopt { key, .. } => (*key, start),
+            Command::Release { key } | Command::ClearRate { key } | Command::Forget { key } => (*key, None),
             Command::AddPair { .. } | Command::RemovePair { .. } | Command::Notice(_) => return None,
         };
+        let local = local_of(&key);
         let Some(rate) = limit else {
             return self.0.remove(&key).map(|_| RateChange { key, local, limit });
         };

@@ -108,6 +108,7 @@ impl Agent {
                     self.refresh_locals(running)?;
                     self.recover_cnps(running)?;
                     self.publisher.not_shown(running.progress().not_shown);
+                    self.recover_starts(running)?;
                     if self.flows_seen < MANY_FLOWS || round.is_multiple_of(10) {
                         self.start_walk(&mut walk);
                     }
@@ -185,6 +186,20 @@ impl Agent {
             .map(|(key, value)| (LocalQp { ifindex, qpn: key.dest_qp() }, key.src, value.cnp_rx as u32))
             .collect();
         running.tell(Order::CnpCounts(counts));
+        Ok(())
+    }
+
+    /// Limiters that the egress program made and whose news was lost are still in the map: no queue pair may stay at the
+    /// start rate for that.
+    fn recover_starts(&mut self, running: &Running) -> Result<()> {
+        let made = self.attachment.maps.counters(Direction::Egress)?[Counter::StartLimited as usize];
+        let missing = made.saturating_sub(running.progress().stats.started);
+        // Some are always just on their way: only what is missing a second later is lost.
+        if missing > 0 && missing == self.starts_missing {
+            let keys = self.attachment.maps.rates().into_iter().map(|(key, _)| key).collect();
+            running.tell(Order::Limiters { ifindex: self.plan.link.index, keys });
+        }
+        self.starts_missing = missing;
         Ok(())
     }
 

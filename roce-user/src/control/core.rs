@@ -26,6 +26,10 @@ pub(super) const LOOKS: usize = 64;
 /// second, and made up for. A look with its system calls takes a few microseconds.
 const LOOK_EVERY: Nanos = Nanos::from_micros(10);
 
+/// A queue pair that was limited from its first packet on and has sent nothing for this long is forgotten; its next packet
+/// makes the next limiter, at the start rate.
+const FORGET: Nanos = Nanos(10 * Nanos::SECOND.0);
+
 /// Packets an rxe queue pair can have waiting in a shaper: it pauses above 64 (`RXE_INFLIGHT_SKBS_PER_QP_HIGH`).
 const HELD_PACKETS: u64 = 65;
 
@@ -101,6 +105,10 @@ pub struct Stats {
     pub recovered: u64,
     /// Limiters released because their queue pair was back at line rate.
     pub released: u64,
+    /// Limiters that the egress program made at the start rate, taken over.
+    pub started: u64,
+    /// Of these, forgotten because their queue pair sent nothing for long.
+    pub idled: u64,
     /// Events with a kind, opcode or address that says nothing here.
     pub events_ignored: u64,
     /// Local addresses for which there was no room.
@@ -117,7 +125,11 @@ impl Stats {
 #[derive(Debug)]
 struct Limiter {
     rp: Rp,
-    key: PeerQp,
+    ifindex: u32,
+    /// The egress program made it at the start rate, and makes another should it go.
+    started: bool,
+    /// When its queue pair was last seen to have sent something.
+    active: Nanos,
     /// The rate of the last command.
     sent: Rate,
     /// The byte counter at the last look.
@@ -139,8 +151,9 @@ pub struct Core {
     rp: RpParams,
     locals: HashSet<Addr>,
     pairs: PairTable,
-    limiters: HashMap<LocalQp, Limiter>,
-    deadlines: BTreeSet<(Nanos, LocalQp)>,
+    /// By where a queue pair sends to, which names it as well as its own number does, and is known from its first packet.
+    limiters: HashMap<PeerQp, Limiter>,
+    deadlines: BTreeSet<(Nanos, PeerQp)>,
     cnps: HashMap<LocalQp, CnpCount>,
     /// Limiters of each interface, and whether their minimum rates were found infeasible.
     per_interface: HashMap<u32, (usize, bool)>,
@@ -196,12 +209,23 @@ impl Core {
 
     /// The rate of a limited queue pair.
     pub fn rate(&self, local: LocalQp) -> Option<Rate> {
-        self.limiters.get(&local).map(|l| l.rp.rate())
+        let pair = self.pairs.of_local(local)?;
+        self.limiters.get(&PeerQp::new(pair.peer, pair.remote)).map(|l| l.rp.rate())
     }
 
-    /// The limited queue pairs: where, whose and how fast.
-    pub fn limited(&self) -> impl Iterator<Item = (LocalQp, PeerQp, Rate)> {
-        self.limiters.iter().map(|(&local, l)| (local, l.key, l.rp.rate()))
+    /// The rate at which queue pairs are limited from their first packet on; `None` where they are not.
+    pub fn start_rate(&self) -> Option<Rate> {
+        (self.rp.start_rate.bytes_per_sec() > 0).then(|| Rp::start(self.rp, Nanos(0)).rate())
+    }
+
+    /// The limiters: where and how fast.
+    pub fn limited(&self) -> impl Iterator<Item = (PeerQp, Rate)> {
+        self.limiters.iter().map(|(&key, l)| (key, l.rp.rate()))
+    }
+
+    /// Whether there is a limiter at `key`.
+    pub fn is_limited(&self, key: &PeerQp) -> bool {
+        self.limiters.contains_key(key)
     }
 
     /// Number of limited queue pairs.
@@ -238,6 +262,12 @@ impl Core {
             self.stats.events_ignored += 1;
             return;
         };
+        if kind == EventKind::Started {
+            if direction == Direction::Egress {
+                self.on_started(ifindex, PeerQp::new(event.dst, Qpn::new(event.dest_qp)), event.value, now, out);
+            }
+            return;
+        }
         let observation = Observation {
             ifindex,
             direction,
@@ -252,6 +282,33 @@ impl Core {
         };
         self.pairs.observe(&observation, now);
         self.follow_pairs(out);
+    }
+
+    /// The egress program has limited a queue pair of interface `ifindex` at the start rate. Told twice it is heard once.
+    pub fn on_started(&mut self, ifindex: u32, key: PeerQp, classid: u32, now: Nanos, out: &mut Vec<Command>) {
+        if self.start_rate().is_none() {
+            self.stats.events_ignored += 1;
+            return;
+        }
+        if let Some(limiter) = self.limiters.get_mut(&key) {
+            // A CNP was quicker than the news of the start.
+            limiter.started = true;
+            return;
+        }
+        if !self.has_room(1, out) {
+            // Whoever is not looked after must not stay at the start rate.
+            out.push(Command::Adopt { key, classid });
+            out.push(Command::ClearRate { key });
+            return;
+        }
+        self.stats.started += 1;
+        let rp = Rp::start(self.rp, now);
+        let limiter =
+            Limiter { rp, ifindex, started: true, active: now, sent: rp.rate(), bytes: Some(0), deadline: now };
+        self.limiters.insert(key, limiter);
+        out.push(Command::Adopt { key, classid });
+        self.count_limiter(ifindex, out);
+        self.schedule(key, now);
     }
 
     /// What the kernel's flow table knows of a request flow; see [`PairTable::observe_flow`].
@@ -280,41 +337,40 @@ impl Core {
     /// Brings pairs and at most [`LOOKS`] limiters that are due to `now`; [`Self::next_deadline`] says whether more are. A
     /// limiter that is looked at late has lost nothing: any number of its periods is made up for at once. `bytes_sent` is
     /// the cumulative byte counter of a limiter, where it has one.
-    pub fn advance(
-        &mut self,
-        now: Nanos,
-        mut bytes_sent: impl FnMut(LocalQp, &PeerQp) -> Option<u64>,
-        out: &mut Vec<Command>,
-    ) {
+    pub fn advance(&mut self, now: Nanos, mut bytes_sent: impl FnMut(&PeerQp) -> Option<u64>, out: &mut Vec<Command>) {
         self.pairs.advance(now);
         self.follow_pairs(out);
         for _ in 0..LOOKS {
-            let Some(&(_, local)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) else { break };
+            let Some(&(_, key)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) else { break };
             self.deadlines.pop_first();
-            let Some(limiter) = self.limiters.get_mut(&local) else { continue };
-            let counter = bytes_sent(local, &limiter.key);
+            let Some(limiter) = self.limiters.get_mut(&key) else { continue };
+            let counter = bytes_sent(&key);
             let sent = match (counter, limiter.bytes) {
                 // A counter that went back was made anew.
                 (Some(now), Some(before)) => Some(now.checked_sub(before).unwrap_or(now)),
                 _ => None,
             };
+            if sent.is_some_and(|n| n > 0) {
+                limiter.active = now;
+            }
             limiter.bytes = counter.or(limiter.bytes);
             limiter.rp.advance(now, sent);
-            let (key, rate) = (limiter.key, limiter.rp.rate());
-            if worth_telling(limiter.sent, rate, self.rp.line) {
+            let rate = limiter.rp.rate();
+            let idle = limiter.started && now.since(limiter.active) >= FORGET;
+            if !idle && worth_telling(limiter.sent, rate, self.rp.line) {
                 limiter.sent = rate;
-                out.push(Command::SetRate { key, local, rate });
+                out.push(Command::SetRate { key, rate });
             }
-            if limiter.rp.released(now) {
-                // It goes at line rate, also when it goes because its flow idled.
-                if limiter.sent != self.rp.line {
-                    out.push(Command::SetRate { key, local, rate: self.rp.line });
-                }
-                self.forget_limiter(local);
+            if idle {
+                self.forget_limiter(key);
+                self.stats.idled += 1;
+                out.push(Command::Forget { key });
+            } else if limiter.rp.released(now) {
+                self.forget_limiter(key);
                 self.stats.released += 1;
-                out.push(Command::Release { key, local });
+                out.push(Command::Release { key });
             } else {
-                self.schedule(local, now);
+                self.schedule(key, now);
             }
         }
     }
@@ -335,22 +391,18 @@ impl Core {
 
     /// `cnps` valid CNPs for `pair`, which together are one.
     fn react(&mut self, pair: Pair, cnps: u64, now: Nanos, out: &mut Vec<Command>) {
-        let local = pair.local;
         let key = PeerQp::new(pair.peer, pair.remote);
-        if !self.limiters.contains_key(&local) {
-            if self.limiters.len() >= self.config.limiters {
-                self.stats.ignored_limiters_full += cnps;
-                if !self.full_told {
-                    self.full_told = true;
-                    out.push(Command::Notice(Notice::LimitersFull { limit: self.config.limiters }));
-                }
+        if !self.limiters.contains_key(&key) {
+            if !self.has_room(cnps, out) {
                 return;
             }
-            let rp = Rp::new(self.rp, now);
-            self.limiters.insert(local, Limiter { rp, key, sent: self.rp.line, bytes: None, deadline: now });
-            self.count_limiter(local.ifindex, out);
+            let (rp, ifindex) = (Rp::new(self.rp, now), pair.local.ifindex);
+            let limiter =
+                Limiter { rp, ifindex, started: false, active: now, sent: self.rp.line, bytes: None, deadline: now };
+            self.limiters.insert(key, limiter);
+            self.count_limiter(ifindex, out);
         }
-        let Some(limiter) = self.limiters.get_mut(&local) else { return };
+        let Some(limiter) = self.limiters.get_mut(&key) else { return };
         self.stats.rp_handled += cnps;
         match limiter.rp.on_cnp(now) {
             Reaction::Cut => {
@@ -359,36 +411,50 @@ impl Core {
                 let rate = limiter.rp.rate();
                 if rate != limiter.sent {
                     limiter.sent = rate;
-                    out.push(Command::SetRate { key, local, rate });
+                    out.push(Command::SetRate { key, rate });
                 }
-                self.schedule(local, now);
+                self.schedule(key, now);
             }
             Reaction::HeldBack => self.stats.held_back += cnps,
         }
     }
 
-    /// Sets the time at which a limiter is looked at next.
-    fn schedule(&mut self, local: LocalQp, now: Nanos) {
-        let tick = self.config.tick.0.max(self.limiters.len() as u64 * LOOK_EVERY.0);
-        let Some(limiter) = self.limiters.get_mut(&local) else { return };
-        self.deadlines.remove(&(limiter.deadline, local));
-        limiter.deadline = limiter.rp.next_deadline().max(Nanos(now.0.saturating_add(tick)));
-        self.deadlines.insert((limiter.deadline, local));
+    /// Whether another limiter fits; `cnps` are ignored where none does, and the user is told once.
+    fn has_room(&mut self, cnps: u64, out: &mut Vec<Command>) -> bool {
+        if self.limiters.len() < self.config.limiters {
+            return true;
+        }
+        self.stats.ignored_limiters_full += cnps;
+        if !self.full_told {
+            self.full_told = true;
+            out.push(Command::Notice(Notice::LimitersFull { limit: self.config.limiters }));
+        }
+        false
     }
 
-    fn forget_limiter(&mut self, local: LocalQp) -> Option<PeerQp> {
-        let limiter = self.limiters.remove(&local)?;
-        self.deadlines.remove(&(limiter.deadline, local));
+    /// Sets the time at which a limiter is looked at next.
+    fn schedule(&mut self, key: PeerQp, now: Nanos) {
+        let tick = self.config.tick.0.max(self.limiters.len() as u64 * LOOK_EVERY.0);
+        let Some(limiter) = self.limiters.get_mut(&key) else { return };
+        self.deadlines.remove(&(limiter.deadline, key));
+        let after = |time: u64| Nanos(now.0.saturating_add(time));
+        let forget = if limiter.started { after(FORGET.0) } else { Nanos(u64::MAX) };
+        limiter.deadline = limiter.rp.next_deadline().min(forget).max(after(tick));
+        self.deadlines.insert((limiter.deadline, key));
+    }
+
+    fn forget_limiter(&mut self, key: PeerQp) {
+        let Some(limiter) = self.limiters.remove(&key) else { return };
+        self.deadlines.remove(&(limiter.deadline, key));
         self.full_told = false;
-        if let Some((count, infeasible)) = self.per_interface.get_mut(&local.ifindex) {
+        if let Some((count, infeasible)) = self.per_interface.get_mut(&limiter.ifindex) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                self.per_interface.remove(&local.ifindex);
+                self.per_interface.remove(&limiter.ifindex);
             } else {
                 *infeasible &= *count as u64 * self.rp.min_rate.bytes_per_sec() > self.rp.line.bytes_per_sec();
             }
         }
-        Some(limiter.key)
     }
 
     /// Says once that the minimum rates together exceed the link.
@@ -415,8 +481,11 @@ impl Core {
                 }
                 Change::Removed(Pair { local, local_addr, peer, remote, .. }) => {
                     self.cnps.remove(&local);
-                    if let Some(key) = self.forget_limiter(local) {
-                        out.push(Command::ClearRate { key, local });
+                    let key = PeerQp::new(peer, remote);
+                    // One that was there before the pair outlives it.
+                    if self.limiters.get(&key).is_some_and(|l| !l.started) {
+                        self.forget_limiter(key);
+                        out.push(Command::ClearRate { key });
                     }
                     out.push(Command::RemovePair { local, local_addr, peer, remote });
                 }

@@ -83,7 +83,7 @@ impl Harness {
 
     fn advance(&mut self, ns: u64) -> Vec<Command> {
         self.now += ns;
-        self.core.advance(Nanos(self.now), |_, _| None, &mut self.out);
+        self.core.advance(Nanos(self.now), |_| None, &mut self.out);
         std::mem::take(&mut self.out)
     }
 
@@ -108,11 +108,11 @@ fn a_cnp_from_the_peer_cuts_the_rate_of_the_pair() {
     assert_eq!(h.pair(17, 42), [pair]);
     let key = PeerQp::new(P, Qpn::new(42));
     let rate = Rate::from_bits_per_sec(50_000_000);
-    assert_eq!(h.feed(cnp(P, 17)), [Command::SetRate { key, local: local(17), rate }]);
+    assert_eq!(h.feed(cnp(P, 17)), [Command::SetRate { key, rate }]);
     assert_eq!(h.core.rate(local(17)), Some(rate));
     let recovery = h.recover();
-    assert!(recovery.contains(&Command::SetRate { key, local: local(17), rate: LINE }));
-    assert_eq!(recovery.last(), Some(&Command::Release { key, local: local(17) }));
+    assert!(recovery.contains(&Command::SetRate { key, rate: LINE }));
+    assert_eq!(recovery.last(), Some(&Command::Release { key }));
     assert_eq!((h.core.stats().rp_handled, h.core.stats().released), (1, 1));
 }
 
@@ -190,7 +190,7 @@ fn a_pair_that_goes_takes_its_limiter_along() {
     assert_eq!(
         commands,
         [
-            Command::ClearRate { key, local: local(17) },
+            Command::ClearRate { key },
             Command::RemovePair { local: local(17), local_addr: L, peer: P, remote: Qpn::new(42) },
             Command::AddPair { local: local(17), local_addr: L, peer: P, remote: Qpn::new(43) },
         ]
@@ -219,7 +219,7 @@ fn the_ack_timeout_bounds_the_rate_from_below() {
         }
     }
     assert_eq!(notices, 1, "the sixth: six times 16.8 exceed 100; told once");
-    assert!(h.core.limited().all(|(_, _, rate)| rate >= c.min_rate()));
+    assert!(h.core.limited().all(|(_, rate)| rate >= c.min_rate()));
 }
 
 #[test]
@@ -245,12 +245,75 @@ fn bytes_sent_raise_the_rate_faster() {
         for ms in 0..1_500 {
             h.now += MS;
             let counter = bytes_per_ms.map(|b| b * ms);
-            h.core.advance(Nanos(h.now), |_, key| counter.filter(|_| key.qpn().get() == 42), &mut h.out);
+            h.core.advance(Nanos(h.now), |key| counter.filter(|_| key.qpn().get() == 42), &mut h.out);
         }
         h.core.rate(local(17)).unwrap_or(LINE)
     };
     let (busy, unknown, idle) = (run(Some(12_000)), run(None), run(Some(0)));
     assert!(busy > unknown && unknown > idle, "{busy:?} {unknown:?} {idle:?}");
+}
+
+fn started(remote: u32) -> Event {
+    event(EventKind::Started, Direction::Egress, L, P, remote, 7, 0x06, 0)
+}
+
+#[test]
+fn a_start_at_the_start_rate_is_taken_over_once() {
+    let mut h = Harness::new(config());
+    let key = PeerQp::new(P, Qpn::new(42));
+    let start = h.core.start_rate().unwrap();
+    assert!(start < LINE && start >= config().min_rate());
+    let mut event = started(42);
+    event.value = 0x726f_0007;
+    assert_eq!(h.feed(event), [Command::Adopt { key, classid: 0x726f_0007 }]);
+    assert!(h.feed(event).is_empty(), "told twice");
+    assert_eq!(h.core.limited().collect::<Vec<_>>(), [(key, start)]);
+    // The first CNP cuts the limiter that is there.
+    h.pair(17, 42);
+    assert_eq!(h.feed(cnp(P, 17)).len(), 1);
+    assert!(h.core.rate(local(17)).unwrap() < start);
+    // Another interface's packets, incoming ones and other hosts' start nothing.
+    let mut foreign = started(43);
+    foreign.src = EVIL;
+    assert!(h.feed(foreign).is_empty());
+    foreign = started(43);
+    foreign.tap = Tap::new(IF, Direction::Ingress);
+    assert!(h.feed(foreign).is_empty());
+    assert_eq!((h.core.limited_len(), h.core.stats().started), (1, 1));
+}
+
+#[test]
+fn a_started_limiter_lasts_while_it_sends_and_goes_when_it_idles() {
+    let mut h = Harness::new(config());
+    h.feed(started(42));
+    let mut bytes = 0;
+    let mut told = Vec::new();
+    for _ in 0..3_000 {
+        h.now += 5 * MS;
+        bytes += 62_500;
+        h.core.advance(Nanos(h.now), |_| Some(bytes), &mut told);
+    }
+    assert_eq!(told.last(), Some(&Command::SetRate { key: PeerQp::new(P, Qpn::new(42)), rate: LINE }));
+    assert_eq!(h.core.limited_len(), 1, "it is still sending");
+    // First it falls back to the start rate, then it is forgotten.
+    let start = h.core.start_rate().unwrap();
+    for _ in 0..30 {
+        h.now += 500 * MS;
+        h.core.advance(Nanos(h.now), |_| Some(bytes), &mut told);
+    }
+    let key = PeerQp::new(P, Qpn::new(42));
+    assert_eq!(told[told.len() - 2..], [Command::SetRate { key, rate: start }, Command::Forget { key }]);
+    assert_eq!((h.core.limited_len(), h.core.stats().idled), (0, 1));
+}
+
+#[test]
+fn a_start_without_room_is_opened() {
+    let mut h = Harness::new(CoreConfig { limiters: 1, ..config() });
+    h.feed(started(42));
+    let key = PeerQp::new(P, Qpn::new(43));
+    let commands = h.feed(started(43));
+    assert!(commands.contains(&Command::ClearRate { key }), "{commands:?}");
+    assert_eq!(h.core.limited_len(), 1);
 }
 
 #[derive(Clone, Debug)]
@@ -274,7 +337,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (0u32..8, 0u32..5_000).prop_map(|(qp, psn)| Operation::Traffic { qp, psn }),
         4 => (0u32..8, 1u16..200, 0u32..5_000_000).prop_map(|(qp, count, gap)| Operation::Cnps { qp, count, gap }),
         2 => (3u8..255, any::<u32>()).prop_map(|(src, qpn)| Operation::Forged { src, qpn: if qpn % 2 == 0 { 100 + qpn % 8 } else { qpn } }),
-        4 => (0u32..10, any::<bool>(), 0u8..5, 0u8..5, prop_oneof![90u32..120, any::<u32>()], any::<u32>(), any::<u8>(), any::<u16>())
+        4 => (0u32..14, any::<bool>(), 0u8..5, 0u8..5, prop_oneof![90u32..120, any::<u32>()], any::<u32>(), any::<u8>(), any::<u16>())
             .prop_map(|(kind, ingress, src, dst, qpn, psn, opcode, port)| Operation::Garbage { kind, ingress, src, dst, qpn, psn, opcode, port }),
         1 => (0u32..8, any::<u32>()).prop_map(|(qp, count)| Operation::Count { qp, count }),
         4 => (0u64..20_000_000, any::<u64>()).prop_map(|(ns, bytes)| Operation::Time { ns, bytes }),
@@ -294,6 +357,7 @@ proptest! {
         let mut rates: HashMap<PeerQp, Rate> = HashMap::new();
         let mut pairs: HashMap<LocalQp, (Addr, Qpn)> = HashMap::new();
         let mut last_cut: HashMap<PeerQp, u64> = HashMap::new();
+        let start = h.core.start_rate();
         let apply = |commands: Vec<Command>, now: u64, may_cut: Option<Addr>,
                      rates: &mut HashMap<PeerQp, Rate>, pairs: &mut HashMap<LocalQp, (Addr, Qpn)>,
                      last_cut: &mut HashMap<PeerQp, u64>| -> Result<(), TestCaseError> {
@@ -305,23 +369,31 @@ proptest! {
                     Command::RemovePair { local, peer, remote, .. } => {
                         prop_assert_eq!(pairs.remove(&local), Some((peer, remote)));
                     }
-                    Command::SetRate { key, local, rate } => {
-                        prop_assert_eq!(pairs.get(&local), Some(&(key.peer, key.qpn())));
+                    Command::SetRate { key, rate } => {
+                        prop_assert!(pairs.values().any(|p| *p == (key.peer, key.qpn())) || rates.contains_key(&key));
                         prop_assert!(rate >= c.min_rate() && rate <= LINE);
                         let before = rates.insert(key, rate).unwrap_or(LINE);
-                        if rate < before {
+                        // A flow that idled is back at the start rate.
+                        if rate < before && Some(rate) != start {
                             prop_assert_eq!(may_cut, Some(key.peer), "cut by somebody else");
                             if let Some(last) = last_cut.insert(key, now) {
                                 prop_assert!(now - last >= c.rp.monitor.0, "two cuts in one monitor period");
                             }
                         }
                     }
-                    Command::Release { key, .. } => {
+                    Command::Release { key } => {
                         prop_assert_eq!(rates.remove(&key), Some(LINE));
                     }
-                    Command::ClearRate { key, .. } => {
+                    Command::ClearRate { key } => {
                         rates.remove(&key);
                         // The next limiter of this key is another one.
+                        last_cut.remove(&key);
+                    }
+                    Command::Adopt { key, .. } => {
+                        prop_assert!(rates.insert(key, start.unwrap_or(LINE)).is_none(), "a limiter over a limiter");
+                    }
+                    Command::Forget { key } => {
+                        prop_assert!(rates.remove(&key).is_some());
                         last_cut.remove(&key);
                     }
                     Command::Notice(_) => {}
@@ -366,7 +438,7 @@ proptest! {
                 }
                 Operation::Time { ns, bytes } => {
                     h.now += ns;
-                    h.core.advance(Nanos(h.now), |_, _| Some(bytes), &mut h.out);
+                    h.core.advance(Nanos(h.now), |_| Some(bytes), &mut h.out);
                     let commands = std::mem::take(&mut h.out);
                     apply(commands, h.now, None, &mut rates, &mut pairs, &mut last_cut)?;
                 }
@@ -375,7 +447,7 @@ proptest! {
             prop_assert!(h.core.pairs().entries() <= 64 && h.core.pairs().len() <= 12);
             prop_assert_eq!(h.core.pairs().len(), pairs.len());
             prop_assert_eq!(h.core.cnps.len(), pairs.len());
-            prop_assert!(h.core.limited().all(|(_, key, _)| rates.contains_key(&key)));
+            prop_assert!(h.core.limited().all(|(key, _)| rates.contains_key(&key)));
             prop_assert_eq!(rates.len(), h.core.limited_len());
         }
         apply(h.recover(), h.now, None, &mut rates, &mut pairs, &mut last_cut)?;

@@ -44,29 +44,35 @@ pub enum Command {
         /// The peer's QPN.
         remote: Qpn,
     },
-    /// Pace everything the local queue pair sends, requests and responses, at `rate`.
+    /// Pace everything the local queue pair connected to `key` sends, requests and responses, at `rate`.
     SetRate {
         /// Where the limiter is: the peer and its QPN.
         key: PeerQp,
-        /// The local queue pair.
-        local: LocalQp,
         /// Frame bytes per second, never 0.
         rate: Rate,
+    },
+    /// The egress program has limited a queue pair at the start rate: take the limiter over as it is.
+    Adopt {
+        /// Where the limiter is.
+        key: PeerQp,
+        /// Its HTB class (major:minor), 0 with another pacer.
+        classid: u32,
     },
     /// The queue pair has been back at line rate for a timer period. The limiter is at line rate already; take it away
     /// once what it holds back has drained. A `SetRate` for the same key before that takes this back.
     Release {
         /// Where the limiter is.
         key: PeerQp,
-        /// The local queue pair.
-        local: LocalQp,
     },
     /// The limiter's pair is gone: take it away now.
     ClearRate {
         /// Where the limiter is.
         key: PeerQp,
-        /// The local queue pair.
-        local: LocalQp,
+    },
+    /// The queue pair has sent nothing for long, so nothing waits: take the limiter away. Its next packet starts anew.
+    Forget {
+        /// Where the limiter is.
+        key: PeerQp,
     },
     /// Something the user should know.
     Notice(Notice),

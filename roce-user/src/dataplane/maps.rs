@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use anyhow::{Context as _, Result, anyhow};
 use aya::{
     Ebpf, Pod,
-    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray},
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, Queue},
 };
 use roce_common::{
     abi::{Config, Counter, Counters, Direction, FlowKey, PaceCell, PairKey, PairValue, PeerQp, RateValue},
@@ -39,6 +39,7 @@ pub struct Maps {
     pairs: Hash<PairKey, PairValue>,
     rates: Hash<PeerQp, RateValue>,
     pace: Hash<PeerQp, PaceCell>,
+    start_classes: Queue<MapData, u32>,
 }
 
 impl Maps {
@@ -68,6 +69,7 @@ impl Maps {
             pairs: typed("PAIRS", map("PAIRS")?)?,
             rates: typed("RATES", map("RATES")?)?,
             pace: typed("PACE", map("PACE")?)?,
+            start_classes: typed("START_CLASSES", map("START_CLASSES")?)?,
         })
     }
 
@@ -195,6 +197,14 @@ impl Maps {
     pub fn clear_rate(&mut self, key: PeerQp) -> Result<()> {
         ignore_missing(self.rates.remove(&Abi(key))).context("cannot remove a rate")?;
         ignore_missing(self.pace.remove(&Abi(key))).context("cannot remove a limiter")
+    }
+
+    /// Offers an HTB class at the start rate to the egress program.
+    ///
+    /// # Errors
+    /// When the queue is full.
+    pub fn offer_start_class(&mut self, classid: u32) -> Result<()> {
+        self.start_classes.push(classid, 0).context("cannot offer an HTB class")
     }
 
     /// The rate `key` is limited to.

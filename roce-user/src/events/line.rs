@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use roce_common::{
     abi::{Direction, Event, Space},
     flow::NakKind,
-    units::Rate,
+    units::{Qpn, Rate},
     wire::{Aeth, Kind as PacketKind, Opcode},
 };
 use serde::{Deserialize, Serialize};
@@ -155,7 +155,7 @@ impl EventLine {
             What::Rate { peer, remote, local, limit } => {
                 line.dst = Some((*peer).into());
                 line.dest_qp = Some(remote.get());
-                line.local_qp = Some(local.get());
+                line.local_qp = local.map(Qpn::get);
                 line.limit_bps = limit.map(Rate::bits_per_sec);
             }
             What::Notice(text) => line.text = Some(text.clone()),
@@ -234,7 +234,10 @@ impl fmt::Display for EventLine {
                 flow(f)
             }
             Kind::Rate => {
-                write!(f, "rate           our QP {local} to ")?;
+                match self.local_qp {
+                    Some(local) => write!(f, "rate           our QP {local} to ")?,
+                    None => write!(f, "rate           our QP, not known yet, to ")?,
+                }
                 if let Some(peer) = self.dst {
                     write!(f, "{peer} QP {qp}: ")?;
                 }

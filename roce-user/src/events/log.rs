@@ -38,8 +38,8 @@ pub enum What {
         peer: Addr,
         /// The peer's queue pair.
         remote: Qpn,
-        /// The local queue pair.
-        local: Qpn,
+        /// The local queue pair, where it is known.
+        local: Option<Qpn>,
         /// Frame bytes per second; `None`: no longer limited.
         limit: Option<Rate>,
     },
@@ -51,7 +51,11 @@ impl Record {
     /// The record of an event of the BPF programs; `None` for what is not told one by one.
     pub fn of(event: &Event) -> Option<Self> {
         let kind = match EventKind::from_number(event.kind)? {
-            EventKind::Sample | EventKind::RunStarted | EventKind::RunEnded | EventKind::Expired => return None,
+            EventKind::Sample
+            | EventKind::RunStarted
+            | EventKind::RunEnded
+            | EventKind::Expired
+            | EventKind::Started => return None,
             EventKind::Cnp => Kind::Cnp,
             EventKind::FirstSight => Kind::FirstSight,
             EventKind::Gap => Kind::Gap,
@@ -203,7 +207,8 @@ mod tests {
     use super::*;
 
     fn rate(n: u32) -> Record {
-        let what = What::Rate { peer: Addr::v4([10, 0, 0, 1]), remote: Qpn::new(n), local: Qpn::new(1), limit: None };
+        let what =
+            What::Rate { peer: Addr::v4([10, 0, 0, 1]), remote: Qpn::new(n), local: Some(Qpn::new(1)), limit: None };
         Record { time: Nanos(u64::from(n)), what }
     }
 

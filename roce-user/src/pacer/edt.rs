@@ -77,6 +77,11 @@ impl Pacer for Edt {
         maps.set_rate(key, RateValue { bytes_per_sec, cause_ns: cause.0, ..RateValue::default() })
     }
 
+    fn forget(&mut self, maps: &mut Maps, key: PeerQp) -> Result<()> {
+        self.leaving.remove(&key);
+        maps.clear_rate(key)
+    }
+
     fn release(&mut self, _: &mut Maps, key: PeerQp) -> Result<()> {
         self.leaving.entry(key).or_insert(Leaving::NEW);
         Ok(())

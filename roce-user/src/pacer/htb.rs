@@ -19,6 +19,7 @@ use roce_common::{
 
 use super::{Leaving, Pacer, ROOT_HANDLE, drain, refuse_foreign, remove_root};
 use crate::{
+    agent::monotonic,
     config,
     dataplane::{Maps, QDISC_MAJOR},
     netlink::{LinkInfo, Netlink},
@@ -32,6 +33,10 @@ const LEAF_PACKETS: u32 = 65_536;
 const DIRECT_PACKETS: u32 = 100_000;
 /// A class may send this much time's worth at once.
 const BURST: Nanos = Nanos::from_micros(500);
+/// Classes at the start rate that wait for queue pairs to start: as many may start at once.
+const STARTS: u32 = 128;
+/// Most of them made at a time while the controller works: each takes the kernel some tens of microseconds.
+const STARTS_AT_ONCE: u32 = 4;
 /// How often a releasing class is looked at.
 const POLL: Nanos = Nanos::from_millis(20);
 
@@ -43,6 +48,10 @@ pub struct Htb {
     free: Vec<u16>,
     next: u16,
     next_poll: Nanos,
+    /// The rate of queue pairs that start, where they are limited.
+    start: Option<Rate>,
+    /// Classes that wait for them.
+    waiting: u32,
     filter: Option<SchedClassifierLink>,
 }
 
@@ -93,6 +102,8 @@ impl Htb {
             free: Vec::new(),
             next: 1,
             next_poll: Nanos(0),
+            start: None,
+            waiting: 0,
             filter: Some(filter),
         })
     }
@@ -104,6 +115,18 @@ impl Htb {
     fn burst(&self, rate: Rate) -> u64 {
         let two_frames = 2 * (u64::from(self.link.mtu) + 14);
         two_frames.max(rate.bytes_per_sec() / (Nanos::SECOND.0 / BURST.0))
+    }
+
+    /// Makes at most `most` classes for queue pairs that start.
+    fn stock(&mut self, maps: &mut Maps, most: u32) -> Result<()> {
+        let Some(rate) = self.start else { return Ok(()) };
+        for _ in 0..most.min(STARTS.saturating_sub(self.waiting)) {
+            // When all are in use queue pairs start without; the limit itself is told by the controller.
+            let Ok(minor) = self.create(rate) else { break };
+            maps.offer_start_class(classid(minor))?;
+            self.waiting += 1;
+        }
+        Ok(())
     }
 
     fn create(&mut self, rate: Rate) -> Result<u16> {
@@ -126,6 +149,10 @@ impl Htb {
         }
         Ok(minor)
     }
+}
+
+fn classid(minor: u16) -> u32 {
+    u32::from(QDISC_MAJOR) << 16 | u32::from(minor)
 }
 
 fn attach_filter(name: &str, ebpf: &mut Ebpf) -> Result<SchedClassifierLink> {
@@ -156,6 +183,12 @@ impl Pacer for Htb {
     fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate, cause: Nanos) -> Result<()> {
         let bytes_per_sec = rate.bytes_per_sec().max(1);
         let burst = self.burst(rate);
+        if !self.classes.contains_key(&key)
+            && let Some(started) = maps.rate(key).filter(|r| r.classid != 0)
+        {
+            // A CNP was quicker than the news of the start: its packets wait in that class.
+            self.adopt(maps, key, started.classid)?;
+        }
         let minor = match self.classes.get_mut(&key) {
             Some(class) => {
                 if class.rate != rate {
@@ -180,8 +213,28 @@ impl Pacer for Htb {
                 minor
             }
         };
-        let classid = u32::from(QDISC_MAJOR) << 16 | u32::from(minor);
-        maps.set_rate(key, RateValue { bytes_per_sec, cause_ns: cause.0, classid, reserved: 0 })
+        maps.set_rate(key, RateValue { bytes_per_sec, cause_ns: cause.0, classid: classid(minor), reserved: 0 })
+    }
+
+    fn prepare(&mut self, maps: &mut Maps, rate: Rate) -> Result<()> {
+        self.start = Some(rate);
+        self.stock(maps, STARTS)
+    }
+
+    fn adopt(&mut self, maps: &mut Maps, key: PeerQp, classid: u32) -> Result<()> {
+        let Some(rate) = self.start.filter(|_| classid != 0 && !self.classes.contains_key(&key)) else { return Ok(()) };
+        // The minor number is the low half.
+        self.classes.insert(key, Class { minor: classid as u16, rate, phase: Phase::Used });
+        self.waiting = self.waiting.saturating_sub(1);
+        self.stock(maps, STARTS_AT_ONCE)
+    }
+
+    fn forget(&mut self, maps: &mut Maps, key: PeerQp) -> Result<()> {
+        maps.clear_rate(key)?;
+        if let Some(class) = self.classes.get_mut(&key) {
+            class.phase = Phase::Unused(monotonic());
+        }
+        Ok(())
     }
 
     fn release(&mut self, _: &mut Maps, key: PeerQp) -> Result<()> {
@@ -192,6 +245,7 @@ impl Pacer for Htb {
     }
 
     fn poll(&mut self, maps: &mut Maps, now: Nanos) -> Result<()> {
+        self.stock(maps, STARTS_AT_ONCE)?;
         if now < self.next_poll || self.classes.values().all(|c| c.phase == Phase::Used) {
             return Ok(());
         }

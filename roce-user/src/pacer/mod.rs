@@ -78,6 +78,30 @@ pub trait Pacer: Send {
     /// The kernel refuses a class or a map entry.
     fn set_rate(&mut self, maps: &mut Maps, key: PeerQp, rate: Rate, cause: Nanos) -> Result<()>;
 
+    /// Makes ready for queue pairs that the egress program will limit at `rate` by itself.
+    ///
+    /// # Errors
+    /// As [`Pacer::set_rate`].
+    fn prepare(&mut self, _: &mut Maps, _rate: Rate) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes over a limiter that the egress program has made; `classid` is the HTB class it took for it.
+    ///
+    /// # Errors
+    /// As [`Pacer::set_rate`].
+    fn adopt(&mut self, _: &mut Maps, _key: PeerQp, _classid: u32) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes the limiter of a queue pair away that has sent nothing for long.
+    ///
+    /// # Errors
+    /// As [`Pacer::set_rate`].
+    fn forget(&mut self, maps: &mut Maps, key: PeerQp) -> Result<()> {
+        maps.clear_rate(key)
+    }
+
     /// Takes the limiter of `key` away once its queue pair pauses; it is at line rate already.
     ///
     /// # Errors

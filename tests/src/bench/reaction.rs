@@ -19,6 +19,7 @@ use roce_common::{
     abi::{IngressMode, PeerQp, Role},
     dcqcn::params::RpParams,
     units::{Addr, Qpn, Rate},
+    wire::source_port,
 };
 use roce_user::{
     agent::{Controller, Wait},
@@ -176,7 +177,7 @@ fn reactions(pacer: &'static str, wait: Wait, cnps: u32) -> Result<Reaction> {
         let (qpn, remote) = (Qpn::new(LOCAL_QPN), Qpn::new(PEER_QPN));
         introduce(&mut core, &mut attachment.maps, link.index, local, peer, qpn, remote)?;
         let maps = Maps::open(&Pins::of(Path::new(DEFAULT_BPFFS), link.index)?)?;
-        let (running, _news) = Controller::new(core, maps, by, rings, LINE, wait).start()?;
+        let (running, _news) = Controller::new(link.index, core, maps, by, rings, LINE, wait).start()?;
 
         let forger = Forger::new(&pair.b, pair.a.address(false))?;
         let cnp = forger.cnp(LOCAL_QPN);
@@ -226,12 +227,14 @@ fn reactions(pacer: &'static str, wait: Wait, cnps: u32) -> Result<Reaction> {
 
 /// Runs `measure` while packets of the local queue pair leave every [`SPACING`].
 fn while_sending<T>(pair: &Pair, measure: impl FnOnce() -> T) -> Result<T> {
-    let forger = Forger::new(&pair.a, pair.b.address(false))?;
+    let mut forger = Forger::new(&pair.a, pair.b.address(false))?;
+    // The port of this pair of queue pairs: with another the pairing would be in doubt.
+    forger.path.src_port = source_port(Qpn::new(LOCAL_QPN), Qpn::new(PEER_QPN));
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let sender = scope.spawn(|| {
             precise_timers();
-            let mut psn = 0u32;
+            let mut psn = 1u32;
             while !done.load(Ordering::Relaxed) {
                 forger.send(&forger.write(PEER_QPN, psn & 0xff_ffff, &[0; 1_024]));
                 psn += 1;

@@ -126,7 +126,7 @@ fn measure(qps: u32) -> Result<Report> {
     }
     ensure!(core.pairs().len() == qps as usize, "only {} of {qps} pairs fit the table", core.pairs().len());
     let begin = Instant::now();
-    let controller = Controller::new(core, maps, Box::new(Edt::unkept(IFINDEX)), rings, LINE, Wait::Sleep);
+    let controller = Controller::new(IFINDEX, core, maps, Box::new(Edt::unkept(IFINDEX)), rings, LINE, Wait::Sleep);
     let (running, _news) = controller.start()?;
     for n in 0..qps {
         // The ring holds 3,600 CNPs; it must not overflow here.
