@@ -33,7 +33,10 @@ impl Recovery {
             }
             return;
         }
-        if let (Some(gap), Some(nak)) = (evidence.gap, evidence.nak) {
+        // A NAK before the gap is about an earlier one of the same repeat.
+        if let (Some(gap), Some(nak)) = (evidence.gap, evidence.nak)
+            && nak.seen.at.0 >= gap.at.0
+        {
             self.gap_to_nak.add(nak.seen.at.since(gap.at).0);
         }
         if let (Some(nak), Some(refill)) = (evidence.nak, refill) {

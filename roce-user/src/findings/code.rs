@@ -31,7 +31,12 @@ macro_rules! codes {
         /// What was found. The names are a contract: codes are added, never renamed and never given another meaning.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u8)]
-        pub enum Code { $(#[doc = $seen] $variant,)* }
+        pub enum Code {
+            $(
+                #[doc = $name]
+                $variant,
+            )*
+        }
 
         impl Code {
             /// Every code, in the order in which findings are listed.
@@ -47,9 +52,11 @@ macro_rules! codes {
                 match self { $(Self::$variant => Severity::$severity,)* }
             }
 
-            /// The sentence about what was seen; `{n}` stands for the number of occurrences.
-            pub(super) const fn seen(self) -> &'static str {
-                match self { $(Self::$variant => $seen,)* }
+            /// The sentence about what was seen `count` times.
+            pub fn seen(self, count: u64) -> String {
+                let template = match self { $(Self::$variant => $seen,)* };
+                let (s, es) = if count == 1 { ("", "") } else { ("s", "es") };
+                template.replace("{n}", &count.to_string()).replace("{s}", s).replace("{es}", es)
             }
 
             /// What to check.
@@ -62,110 +69,104 @@ macro_rules! codes {
 
 codes! {
     LossBeforeTap = "loss-before-tap", Warning,
-        "{n} PSNs were lost before they reached this tap",
-        "drop counters of every queue and port between the sender and this tap; PFC and buffer settings of the RDMA class";
+        "{n} PSN{s} lost before this tap",
+        "drop counters of every queue and port between the sender and this tap; PFC and buffers of the RDMA class";
     LossAfterTap = "loss-after-tap", Warning,
-        "{n} losses after this tap: the peer asked again for packets that had passed here",
-        "drop counters of every queue and port between this tap and the receiver, and of the receiver's NIC";
+        "{n} loss{es} after this tap: packets that had passed here were asked for again",
+        "drop counters of every queue and port beyond this tap, and of the NIC they were for";
     LossUnexplained = "loss-unexplained", Warning,
-        "{n} PSNs never passed this tap, and nobody asked for them",
-        "whether the capture itself dropped packets (the counters of tcpdump or of the mirror port), or the tap sees one way of several";
+        "{n} PSN{s} never passed this tap, and nobody asked for them",
+        "drops of the capture itself (tcpdump's counters, the mirror port); whether the tap sees one path of several";
     UcLoss = "uc-loss", Error,
-        "{n} PSNs of unreliable connections are missing: nothing repeats them, their messages are gone",
-        "drop counters on the path; whether the application expects an unreliable transport";
+        "{n} PSN{s} of unreliable connections lost: nothing repeats them, their messages are gone",
+        "drop counters on the path; whether the application can do without these messages";
     TimeoutRetransmit = "timeout-retransmit", Warning,
-        "{n} retransmissions after a silence, without a NAK: the sender's ACK timer ran out",
-        "tail loss, lost ACKs or NAKs, a stalled receiver; the ACK timeout of the queue pairs";
+        "{n} repeat{s} after a silence, not asked for: the sender's ACK timer ran out",
+        "loss of the last packets of a message, of ACKs or NAKs; a receiver that stopped; the ACK timeout of the queue pairs";
     SpuriousRetransmit = "spurious-retransmit", Warning,
-        "{n} retransmissions of what had been acknowledged or had not been missed: they only cost bandwidth",
-        "whether the ACK timeout is shorter than the round trip under load; ACKs lost or delayed on the way back";
+        "{n} repeat{s} of what had been acknowledged or was not missed: bandwidth spent for nothing",
+        "an ACK timeout below the round trip under load; ACKs lost or late on the way back";
     ReadReasked = "read-reasked", Warning,
-        "{n} READs were asked again: their responses were lost, late or overtaken (implied NAK)",
-        "drop counters on the responder's path; whether ACKs and READ responses travel in one traffic class";
+        "{n} READ{s} asked again: answers were lost, late or overtaken (implied NAK)",
+        "drop counters on the responder's way to the requester; ACKs and READ responses in different traffic classes";
     RnrNotLoss = "rnr-not-loss", Warning,
-        "{n} RNR NAKs: the receiver was not ready, and the repeats after them are no network loss",
-        "the application posts receive buffers too late or too few; SRQ limits; min_rnr_timer";
+        "{n} RNR NAK{s}: the receiver was not ready, the repeats after them are no network loss",
+        "receive buffers posted too late or too few, SRQ limits; min_rnr_timer";
     NakFatal = "nak-fatal", Error,
-        "{n} NAKs that end a queue pair (invalid request, remote access or remote operational error)",
-        "memory registration, keys and access flags, message sizes and queue depths of the application";
-    Reordering = "reordering", Info,
-        "{n} PSNs arrived late but arrived: the path reorders packets",
-        "packet spraying, adaptive routing or several queues on the path; whether the receiving NIC accepts reordering";
+        "{n} NAK{s} that end a queue pair: invalid request, remote access or remote operational error",
+        "the application: memory registration, keys and access flags, message sizes, outstanding READs";
     ReorderingNaked = "reordering-naked", Warning,
-        "{n} times the receiver took reordering for loss and asked again: no packet was missing",
-        "packet spraying or adaptive routing towards a receiver that does not accept reordering";
-    PsnDiscontinuity = "psn-discontinuity", Info,
-        "{n} times a flow went on at a PSN far from where it was",
-        "whether the capture was interrupted, or a queue pair was connected anew";
+        "{n} time{s} the receiver took reordering for loss and asked again: nothing was missing",
+        "packet spraying or adaptive routing towards a receiver that does not take packets out of order";
     Stall = "stall", Warning,
-        "{n} times a flow with unanswered requests was silent",
-        "paused ports (PFC), ACK timeouts, a stopped receiver";
+        "{n} silence{s} of 50 ms or more with requests unanswered",
+        "ACK timeouts, ports paused by PFC, a receiver that stopped";
     DuplicateCapture = "duplicate-capture", Warning,
-        "{n} packets were captured twice: retransmission counters of these flows mean nothing",
-        "capture on one interface instead of `any`, and on one port of a mirror";
+        "{n} packet{s} captured twice: what these flows say about retransmission means nothing",
+        "capture on one interface instead of `any`, and mirror one port or one direction";
     TruncatedCapture = "truncated-capture", Warning,
-        "the capture lacks data: {n} frames cut before the end of their headers, or a damaged file",
-        "snap length of at least 128 bytes; the end of the file";
+        "{n} frame{s} cut inside the headers, or a file cut short",
+        "a snap length of at least 128 bytes; how the capture was ended";
     BadIcrc = "bad-icrc", Error,
-        "{n} packets carry a wrong ICRC: receivers drop them in silence",
-        "NAT or header rewriting on the path, faulty links or memory; frames made by tools";
+        "{n} packet{s} with a wrong ICRC: receivers drop them in silence",
+        "NAT or rewriting of headers on the path, faulty links or memory; tools that make packets";
     MalformedOn4791 = "malformed-on-4791", Warning,
-        "{n} packets for UDP port 4791 contradict themselves; some of them crash soft-RoCE receivers",
-        "who sends them; fragmentation on the path; filters in front of RDMA hosts";
-    NotRoceOn4791 = "not-roce-on-4791", Info,
-        "{n} datagrams for UDP port 4791 are something else than RoCEv2",
-        "who sends them; a resolver or tunnel that uses 4791 as its port";
-    Rocev1 = "rocev1-present", Info,
-        "{n} RoCEv1 frames: they were counted and not looked into",
-        "whether these hosts are meant to use RoCEv2 (GID index)";
-    NotEct = "not-ect", Info,
-        "{n} flows send only Not-ECT packets: switches cannot mark them, ECN and DCQCN cannot work",
-        "traffic class of the queue pairs or of the NIC's RoCE settings: ECN bits 10";
-    DscpUnmarked = "dscp-unmarked", Info,
-        "{n} flows send with DSCP 0, the class of everything else",
-        "traffic class of the queue pairs, trust mode and the DSCP map of the switches";
+        "{n} datagram{s} for UDP port 4791 that no RDMA sender makes; some crash soft-RoCE receivers",
+        "who sends them, fragmentation on the path; filters in front of RDMA hosts";
+    MtuSegmentMismatch = "mtu-segment-mismatch", Warning,
+        "{n} packet{s} or flow{s} not cut by one path MTU",
+        "path MTU of both ends of the queue pairs, MTU of the interfaces";
     DscpAsymmetric = "dscp-asymmetric", Warning,
-        "{n} connections are answered in another DSCP than they are asked in",
-        "traffic class on both ends; remarking by one switch of the path";
+        "{n} flow{s} answered in another DSCP",
+        "traffic class on both ends; remarking on one of the two ways";
     DscpMixedInFlow = "dscp-mixed-in-flow", Warning,
-        "{n} flows change their DSCP: classes overtake each other, which looks like loss",
-        "remarking on the path, or an application that changes the traffic class";
-    DscpMixedOnHost = "dscp-mixed-on-host", Info,
-        "{n} hosts send RDMA data in several DSCPs",
-        "whether all applications are meant to be in one class";
+        "{n} flow{s} in changing DSCPs: classes overtake each other, and that looks like loss",
+        "remarking on the path; an application that changes the traffic class of a queue pair";
     CeAtSource = "ce-at-source", Warning,
-        "{n} flows in which every packet is marked CE",
-        "a sender whose traffic class has both ECN bits set, or a switch that marks everything";
+        "{n} flow{s} with CE on every packet: no queue measures that",
+        "both ECN bits set in the sender's traffic class; a switch that marks everything";
     CeWithoutCnp = "ce-without-cnp", Warning,
-        "{n} flows carry CE marks, and no CNP came back",
-        "whether the receiver's NIC has congestion control (NP) enabled; soft-RoCE never answers CE by itself";
+        "{n} flow{s} with CE, and no CNP came back: the sender does not slow down",
+        "congestion control (NP) on the receiver's NIC; soft-RoCE never answers CE by itself";
+    OnePortManyQps = "one-port-many-qps", Warning,
+        "{n} host pair{s} with one UDP source port for all queue pairs: ECMP puts them on one path",
+        "flow labels or source-port settings of the sender's queue pairs";
+    Reordering = "reordering", Info,
+        "{n} PSN{s} late, but there: the path reorders packets",
+        "packet spraying, adaptive routing, or several queues on the path; whether the receiver takes it";
+    PsnDiscontinuity = "psn-discontinuity", Info,
+        "{n} time{s} a flow went on at a PSN far from where it was",
+        "interruptions of the capture; queue pairs connected anew";
+    QpnReuse = "qpn-reuse", Info,
+        "{n} queue pair number{s} used again by a new connection",
+        "connections that do not live, where it happens often";
+    NotRoceOn4791 = "not-roce-on-4791", Info,
+        "{n} datagram{s} for UDP port 4791 other than RoCEv2",
+        "who sends them: a client whose own port is 4791, a scanner";
+    Rocev1 = "rocev1-present", Info,
+        "{n} RoCEv1 frame{s}, counted and not looked into",
+        "whether these hosts should use a RoCEv2 GID";
+    NotEct = "not-ect", Info,
+        "{n} flow{s} of Not-ECT packets only: switches cannot mark them, ECN and DCQCN cannot work",
+        "ECN bits (10) in the traffic class of the queue pairs or in the NIC's RoCE settings";
+    DscpUnmarked = "dscp-unmarked", Info,
+        "{n} flow{s} in DSCP 0, the class of everything else",
+        "traffic class of the queue pairs; DSCP trust and map of the switches";
+    DscpMixedOnHost = "dscp-mixed-on-host", Info,
+        "{n} host{s} with data in several DSCPs",
+        "whether all applications of the host are meant to be in one class";
     CnpWithoutCe = "cnp-without-ce", Info,
-        "{n} flows are told to slow down, and none of their packets is CE here",
-        "nothing where the marks are made behind this tap; else who makes the CNPs";
+        "{n} flow{s} told to slow down without a CE packet here",
+        "nothing where the marks are made behind this tap; else, who makes the CNPs";
     CnpUnmatched = "cnp-unmatched", Info,
-        "{n} CNPs name a queue pair of which nothing is seen here",
-        "queue pairs that are gone, one-sided captures, or forged CNPs";
+        "{n} CNP{s} for queue pairs of which nothing else was seen",
+        "captures of one direction, queue pairs that are gone, forged CNPs";
     CnpBecnMissing = "cnp-becn-missing", Info,
-        "{n} CNPs lack the BECN bit",
+        "{n} CNP{s} without BECN",
         "CNP settings of the receiver's NIC";
     CnpDscpUnexpected = "cnp-dscp-unexpected", Info,
-        "{n} CNPs do not travel in DSCP 48",
-        "CNP DSCP of the receiver's NIC; whether the switches give that DSCP strict priority";
-    OnePortManyQps = "one-port-many-qps", Warning,
-        "{n} host pairs send all their queue pairs from one UDP source port: ECMP puts them all on one path",
-        "flow labels or source-port settings of the sender";
-    MtuSegmentMismatch = "mtu-segment-mismatch", Warning,
-        "{n} flows whose packets are not cut by one path MTU",
-        "path MTU of both ends of the queue pairs; MTU of the interfaces";
-    ConnectUnanswered = "connect-unanswered", Warning,
-        "{n} connection requests were not answered",
-        "whether something listens; filters on the way back; the address and GID of the peer";
-    ConnectRejected = "connect-rejected", Warning,
-        "{n} connection requests were rejected",
-        "the reason in the evidence: service, path or resources of the listening side";
-    QpnReuse = "qpn-reuse", Info,
-        "{n} queue pair numbers were used again by a new connection",
-        "nothing by itself; frequent reuse means connections that do not live";
+        "{n} CNP{s} outside DSCP 48",
+        "CNP DSCP of the receiver's NIC; whether switches give that DSCP strict priority";
 }
 
 #[cfg(test)]
@@ -173,6 +174,16 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn sentences_count() {
+        assert_eq!(Code::BadIcrc.seen(1), "1 packet with a wrong ICRC: receivers drop them in silence");
+        assert!(
+            Code::LossAfterTap.seen(1).starts_with("1 loss after")
+                && Code::LossAfterTap.seen(0).starts_with("0 losses")
+        );
+        assert!(Code::ALL.iter().all(|c| c.seen(7).contains('7') && !c.seen(7).contains('{')));
+    }
 
     #[test]
     fn names_are_unique_and_in_one_style() {

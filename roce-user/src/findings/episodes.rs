@@ -48,7 +48,12 @@ pub fn note(
         Cause::Timeout if lost == 0 && episode.evidence.answered.is_some() => found(Code::SpuriousRetransmit, 1),
         Cause::Timeout => found(Code::TimeoutRetransmit, 1),
         // The repeated answers are a flow of their own, of which the requests tell.
-        Cause::Reask => found(Code::ReadReasked, u32::from(key.space() == Space::Request)),
+        Cause::Reask if key.space() == Space::Request => {
+            found(Code::ReadReasked, 1);
+            // The answers had passed here.
+            found(Code::LossAfterTap, u32::from(episode.location == Location::AfterTap));
+        }
+        Cause::Reask => {}
         Cause::Spurious => found(Code::SpuriousRetransmit, 1),
         Cause::ReorderingNaked => found(Code::ReorderingNaked, 1),
         Cause::RnrRepeat | Cause::UcLoss => {}

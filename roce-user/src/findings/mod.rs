@@ -179,7 +179,7 @@ impl Findings {
             code: code.name(),
             severity: code.severity(),
             count: found.count,
-            seen: code.seen().replace("{n}", &found.count.to_string()),
+            seen: code.seen(found.count),
             check: code.check(),
             subjects: subjects.len() as u64,
             more_subjects: found.others > 0,
@@ -307,7 +307,7 @@ mod tests {
         let [one] = &report[..] else { panic!("{report:?}") };
         assert_eq!((one.subjects, one.more_subjects, one.flows.len()), (4_096, true, MOST_LISTED));
         assert_eq!((one.flows[0].dest_qp, one.flows[0].count), (Some(77), Some(6)));
-        assert_eq!(one.seen, "10005 PSNs were lost before they reached this tap");
+        assert_eq!(one.seen, "10005 PSNs lost before this tap");
         assert_eq!(frames(&report).into_iter().collect::<Vec<_>>(), (0..16).collect::<Vec<_>>());
     }
 

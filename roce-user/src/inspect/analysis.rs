@@ -308,7 +308,8 @@ impl Analysis {
     /// Judges what can only be judged at the end.
     fn judge(&mut self, capture: &Capture) {
         let flows: Vec<_> = self.entries.iter().map(|entry| (&entry.key, &entry.flow)).collect();
-        self.watch.judge(&flows);
+        let (attribution, index) = (&self.attribution, &self.index);
+        self.watch.judge(&flows, |tap, cnp| attribution.notified(tap, cnp, index));
         let findings = self.watch.findings();
         if capture.incomplete.is_some() {
             findings.add(Code::TruncatedCapture, Subject::Capture, 1);

@@ -52,6 +52,9 @@ pub struct InspectArgs {
     /// Print a line for every packet with what it was, before the report; with --json an object
     #[arg(long)]
     pub packets: bool,
+    /// Also print the facts of each flow: messages, round trips, ACKs, recovery, waits
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
+    pub detail: bool,
     /// Show these flows only; may be repeated (patterns: see --help)
     #[arg(long = "flow", value_name = "PATTERN")]
     pub flows: Vec<FlowPattern>,

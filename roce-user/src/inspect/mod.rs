@@ -8,6 +8,7 @@ mod args;
 mod attribution;
 mod capture;
 mod csv;
+mod detail;
 mod extract;
 mod filter;
 mod link;
@@ -89,6 +90,9 @@ fn write_report(args: &InspectArgs, out: &mut impl Write, number: usize, outcome
             writeln!(out)?;
         }
         table::write(out, report, outcome.duration)?;
+        if args.detail {
+            detail::write(out, report, table::MOST_ROWS)?;
+        }
     }
     if let Some(reason) = &report.incomplete {
         log::warn!("{}: {reason}", report.file);

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Flows shown; JSON has them all.
-const MOST_ROWS: usize = 64;
+pub(super) const MOST_ROWS: usize = 64;
 
 /// Writes the report.
 pub(super) fn write(out: &mut impl Write, report: &CaptureReport, duration: Nanos) -> Result<()> {

@@ -41,7 +41,7 @@ pub(super) struct FlowMemory {
     pub(super) segment: u16,
     /// Packets captured twice.
     pub(super) copies: u64,
-    /// The source port at its newest place in the sequence.
+    /// The source port of its newest packet in order.
     pub(super) port: u16,
 }
 

@@ -3,13 +3,17 @@
 
 mod copies;
 mod memory;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use roce_common::{
-    abi::{FlowKey, Space},
+    abi::{FlowKey, Space, Tap},
     flow::{Flow, refusal},
     psn::{Account, Episode, Outcome, Psn, Run},
-    units::Ecn,
-    wire::{Kind, Malformed, Syndrome},
+    units::{Addr, Ecn, Qpn},
+    wire::{Kind, Malformed, Packet, Syndrome},
 };
 
 use super::{
@@ -28,12 +32,23 @@ use memory::{FlowMemory, Mark};
 /// sees every packet twice they are half. Fewer may be the network's doing.
 const COPIES_LEAST: u64 = 16;
 
+/// Queue pairs whose CNPs are remembered until it is known whether anybody sends them.
+const MOST_NOTIFIED: usize = 4_096;
+
 /// The collector and what it must remember of a capture.
 #[derive(Default)]
 pub(super) struct Watch {
     findings: Findings,
     flows: Vec<FlowMemory>,
     copies: Copies,
+    cnps: BTreeMap<(Tap, Addr, Addr, Qpn), Cnps>,
+}
+
+/// CNPs for one queue pair.
+struct Cnps {
+    first: Packet,
+    mark: Mark,
+    count: u64,
 }
 
 impl Watch {
@@ -78,6 +93,9 @@ impl Watch {
         let mark = Mark { frame: frame.number, time: frame.time, psn };
         let memory = &mut self.flows[flow];
         memory.first.get_or_insert(mark);
+        if matches!(seen.account.outcome(), Outcome::First | Outcome::InOrder) {
+            memory.port = seen.packet.src_port;
+        }
         if seen.packet.ecn() == Ecn::Ce {
             memory.ce.get_or_insert(mark);
         }
@@ -135,10 +153,6 @@ impl Watch {
             }
             _ => {}
         }
-        // The first packet is notable too.
-        if memory.first == Some(mark) {
-            memory.port = seen.packet.src_port;
-        }
         if seen.account.run_started() {
             memory.run = Some(mark);
         }
@@ -190,6 +204,16 @@ impl Watch {
         if seen.packet.dscp().get() != rules::CNP_DSCP {
             self.findings.note(Code::CnpDscpUnexpected, path, evidence(frame, None, "CNP in another DSCP"));
         }
+        let p = &seen.packet;
+        let room = self.cnps.len() < MOST_NOTIFIED;
+        match self.cnps.entry((seen.tap, p.src, p.dst, p.bth.dest_qp)) {
+            Entry::Occupied(mut known) => known.get_mut().count += 1,
+            Entry::Vacant(new) if room => {
+                let mark = Mark { frame: frame.number, time: frame.time, psn: p.bth.psn };
+                new.insert(Cnps { first: *p, mark, count: 1 });
+            }
+            Entry::Vacant(_) => {}
+        }
     }
 
     fn capture_note(&mut self, code: Code, frame: &Frame<'_>, what: &'static str) {
@@ -218,8 +242,16 @@ impl Watch {
         self.flows.get(flow).map(|memory| &memory.facts)
     }
 
-    /// Judges all flows at the end; they stand in the order of their numbers.
-    pub(super) fn judge(&mut self, all: &[(&FlowKey, &Flow)]) {
+    /// Judges all flows at the end; they stand in the order of their numbers. `notified` finds the flow that a CNP slows
+    /// down.
+    pub(super) fn judge(&mut self, all: &[(&FlowKey, &Flow)], notified: impl Fn(Tap, &Packet) -> Option<FlowIndex>) {
+        for ((tap, src, dst, _), cnps) in &self.cnps {
+            if notified(*tap, &cnps.first).is_none() {
+                let path = Subject::Path(*tap, *src, *dst);
+                self.findings.add(Code::CnpUnmatched, path, cnps.count);
+                self.findings.show(Code::CnpUnmatched, path, cnps.mark.evidence("first CNP for this queue pair"));
+            }
+        }
         let nothing = FlowMemory::default();
         let view = |(number, &(key, flow)): (FlowIndex, &(_, _))| {
             let memory = self.flows.get(number).unwrap_or(&nothing);
