@@ -17,6 +17,8 @@ Every verb first makes sure of what it needs, says what it installs, and names w
                             the named test tiers; without a name all four
   lint                      formatting, and clippy for host and BPF code apart
   bench packet [OPTIONS]    cost per packet of each BPF program
+  bench inspect [--megabytes N] [--rounds N] [--json]
+                            speed and memory of `roce inspect` against tshark on generated captures (room for 5 N MB)
   help                      this text
 
 lab options (their meaning and defaults: cargo xtask run --help)
@@ -80,6 +82,8 @@ pub(crate) enum Verb {
     Test(BTreeSet<Tier>),
     /// Formatting and clippy.
     Lint,
+    /// Compare `roce inspect` with tshark, with these options.
+    BenchInspect(Vec<OsString>),
     /// Run the packet benchmark with these options.
     BenchPacket(Vec<OsString>),
 }
@@ -158,10 +162,11 @@ fn test(rest: &[OsString]) -> Result<Verb, String> {
 
 fn bench(rest: &[OsString]) -> Result<Verb, String> {
     match rest.split_first() {
+        Some((what, options)) if what == "inspect" => Ok(Verb::BenchInspect(options.to_vec())),
         Some((what, options)) if what == "packet" => Ok(Verb::BenchPacket(options.to_vec())),
         Some((what, _)) if what == "--help" || what == "-h" => Ok(Verb::Help),
-        Some((what, _)) => Err(format!("there is no benchmark `{}`: use packet", what.to_string_lossy())),
-        None => Err("bench needs the name of a benchmark: packet".into()),
+        Some((what, _)) => Err(format!("there is no benchmark `{}`: use packet or inspect", what.to_string_lossy())),
+        None => Err("bench needs the name of a benchmark: packet or inspect".into()),
     }
 }
 
@@ -241,6 +246,7 @@ mod tests {
     #[test]
     fn bench_names_what_it_measures() {
         assert_eq!(ok(&["bench", "packet", "--rounds", "3"]), Verb::BenchPacket(os(&["--rounds", "3"])));
+        assert_eq!(ok(&["bench", "inspect", "--json"]), Verb::BenchInspect(os(&["--json"])));
         assert!(err(&["bench"]).contains("packet"));
         assert!(err(&["bench", "disk"]).contains("`disk`"));
     }

@@ -81,6 +81,13 @@ fn run(verb: &Verb) -> Result<u8, Stop> {
         }
         Verb::Test(tiers) => tiers::run(&project, tiers),
         Verb::Lint => lint::run(&project),
+        Verb::BenchInspect(options) => {
+            need::to_build(&project)?;
+            build(&project, true)?;
+            let mut bench = std::process::Command::new(project.release("roce-bench"));
+            bench.args(["inspect", "--roce"]).arg(project.release("roce")).arg("--dir").arg(&project.target);
+            Ok(exec::run(bench.args(options))?)
+        }
         Verb::BenchPacket(options) => {
             need::to_build(&project)?;
             need::to_run()?;

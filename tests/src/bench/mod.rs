@@ -1,5 +1,6 @@
 //! Measurements of the control loop on this machine: `roce-bench reaction` and `roce-bench scale`.
 
+pub mod inspect;
 pub mod reaction;
 pub mod scale;
 

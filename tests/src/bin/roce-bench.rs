@@ -1,9 +1,9 @@
 //! Speed lives here and in no test.
 //!
 //! `roce-bench packet`: what each BPF program costs per packet, beside a program that does nothing and one that parses and
-//! counts, in the same run. `reaction` and `scale`: see [`roce_tests::bench`].
+//! counts, in the same run. `inspect`, `reaction` and `scale`: see [`roce_tests::bench`].
 
-use std::{fs, io::Write as _, process::ExitCode};
+use std::{env, fs, io::Write as _, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
@@ -14,7 +14,7 @@ use roce_common::{
     wire::{Aeth, Bth, IpVersion, Opcode, emit},
 };
 use roce_tests::{
-    bench::{reaction, scale},
+    bench::{inspect, reaction, scale},
     progtest::{Programs, config, monotonic_ns},
 };
 use serde::Serialize;
@@ -57,6 +57,24 @@ enum What {
         #[arg(long)]
         json: bool,
     },
+    /// `roce inspect` against tshark on generated captures
+    Inspect {
+        /// Size of the smaller capture in MB; the larger one has four times that
+        #[arg(long, default_value_t = 1_100, value_parser = clap::value_parser!(u64).range(1..=20_000))]
+        megabytes: u64,
+        /// Runs of `roce inspect` per capture; the median counts
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+        rounds: u32,
+        /// The `roce` program
+        #[arg(long, value_name = "FILE")]
+        roce: PathBuf,
+        /// Where captures are made, and removed: room for the larger one [default: the directory of temporary files]
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
     /// CPU and memory of the controller with very many limited queue pairs
     Scale {
         /// Limited queue pairs
@@ -72,6 +90,11 @@ fn main() -> ExitCode {
     let done = match Cli::parse().what {
         What::Packet { rounds, repeat, json } => packet(rounds, repeat, json),
         What::Reaction { cnps, json } => reaction::run(cnps).and_then(|r| show(json, &r, &r.table())),
+        What::Inspect { megabytes, rounds, roce, dir, json } => {
+            let dir = dir.unwrap_or_else(env::temp_dir);
+            let options = inspect::Options { roce, dir, bytes: megabytes * 1_000_000, rounds };
+            inspect::run(&options).and_then(|r| show(json, &r, &r.table()))
+        }
         What::Scale { qps, json } => scale::run(qps).and_then(|r| show(json, &r, &r.table())),
     };
     match done {
