@@ -24,6 +24,19 @@ use crate::maps::{HEADER_BYTES, HEADERS, PACKET};
 /// `BPF_HDR_START_MAC`: offsets count from the Ethernet header.
 const FROM_MAC: u32 = 0;
 
+/// Bytes of an Ethernet header.
+pub(crate) const ETHERNET: u32 = EthHdr::LEN as u32;
+
+/// Where the Ethernet header of a tc context's packet is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Head {
+    /// Where the data begins, as it should be.
+    Data = 0,
+    /// In front of the data: see [`parse_headless_skb`].
+    InFront = 1,
+}
+
 /// The linear part of a packet.
 struct Linear {
     data: usize,
@@ -261,6 +274,43 @@ pub(crate) fn xdp_destination(ctx: &XdpContext) -> Option<Addr> {
 #[inline(always)]
 pub(crate) fn skb_destination(ctx: &TcContext) -> Option<Addr> {
     destination(&SkbFrame { linear: Linear { data: ctx.data(), end: ctx.data_end() }, skb: ctx.skb.skb })
+}
+
+// Whole packets are copied by these: `to` is a map value with room for `bytes` bytes, of which there are some.
+
+/// Bytes of the packet of an XDP context.
+#[inline(always)]
+pub(crate) fn xdp_len(ctx: *mut xdp_md) -> u32 {
+    // SAFETY: the context of this program run.
+    unsafe { bpf_xdp_get_buff_len(ctx) as u32 }
+}
+
+/// Bytes of the packet of a tc context.
+#[inline(always)]
+pub(crate) fn skb_len(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the context of this program run.
+    unsafe { (*skb).len }
+}
+
+/// Copies the first bytes of the packet of an XDP context; says whether it could.
+#[inline(always)]
+pub(crate) fn copy_xdp(ctx: *mut xdp_md, to: *mut u8, bytes: u32) -> bool {
+    // SAFETY: the context of this program run; `to` has room.
+    unsafe { bpf_xdp_load_bytes(ctx, 0, to.cast(), bytes) == 0 }
+}
+
+/// Copies the first bytes of the packet of a tc context; says whether it could.
+#[inline(always)]
+pub(crate) fn copy_skb(skb: *mut __sk_buff, to: *mut u8, bytes: u32) -> bool {
+    // SAFETY: the context of this program run; `to` has room.
+    unsafe { bpf_skb_load_bytes(skb.cast(), 0, to.cast(), bytes) == 0 }
+}
+
+/// The same from the Ethernet header on, wherever the data begins.
+#[inline(always)]
+pub(crate) fn copy_from_mac(skb: *mut __sk_buff, to: *mut u8, bytes: u32) -> bool {
+    // SAFETY: the context of this program run; `to` has room.
+    unsafe { bpf_skb_load_bytes_relative(skb.cast(), 0, to.cast(), bytes, FROM_MAC) == 0 }
 }
 
 /// Copies `N` bytes of the packet at `offset`, from the linear part where they are there and `offset` is below 64.

@@ -7,8 +7,9 @@ use roce_common::{
 };
 
 use crate::{
+    capture,
     count::Tally,
-    ctx::{self, Slot},
+    ctx::{self, Head, Slot},
     ingress::is_local,
     maps::CONFIG,
     mark, np, pace, queue, track,
@@ -39,6 +40,8 @@ fn well_formed(ctx: &TcContext, tally: Tally, packet: &mut Packet) {
         tally.add(Counter::Cnp);
     }
     write(ctx, cfg, tally, packet, is_cnp);
+    // As it leaves.
+    capture::skb(cfg, Direction::Egress, ctx.skb.skb, packet, Head::Data);
     if !is_cnp {
         tally.add(Counter::of_ecn(packet.ecn()));
         track::observe(cfg, tally, tap, packet);

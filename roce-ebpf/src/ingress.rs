@@ -11,9 +11,9 @@ use roce_common::{
 };
 
 use crate::{
-    atomic,
+    atomic, capture,
     count::Tally,
-    ctx::{self, Parsed, Slot},
+    ctx::{self, Head, Parsed, Slot},
     event,
     maps::{CONFIG, LOCAL, PAIRS},
     np, track,
@@ -37,7 +37,15 @@ pub(crate) fn is_local(addr: &Addr) -> bool {
 /// XDP: the whole ingress tap.
 #[inline(always)]
 pub(crate) fn xdp(ctx: &XdpContext) -> Fate {
-    handle(&ctx::parse_xdp(ctx, Slot::Xdp), || ctx::xdp_destination(ctx))
+    let verdict = ctx::parse_xdp(ctx, Slot::Xdp);
+    // Before it is judged: what it triggers comes after it, and what is consumed is captured too.
+    if let Ok(packet) = &verdict
+        && let Some(cfg) = CONFIG.get(0)
+        && cfg.capture_bytes != 0
+    {
+        capture::xdp(cfg, ctx.ctx, packet);
+    }
+    handle(&verdict, || ctx::xdp_destination(ctx))
 }
 
 /// tc: the NP, and the whole ingress tap where XDP is not attached.
@@ -54,6 +62,12 @@ pub(crate) fn tc(ctx: &TcContext) -> Fate {
     let Some(cfg) = CONFIG.get(0) else { return Fate::Pass };
     let mut fate = Fate::Pass;
     if cfg.flags & Flags::TC_INGRESS != 0 {
+        if cfg.capture_bytes != 0
+            && let Ok(packet) = &verdict
+        {
+            let head = if headless { Head::InFront } else { Head::Data };
+            capture::skb(cfg, Direction::Ingress, ctx.skb.skb, packet, head);
+        }
         fate = handle(&verdict, || ctx::skb_destination(ctx));
     }
     if let Ok(packet) = &verdict

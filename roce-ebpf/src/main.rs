@@ -23,6 +23,7 @@
 
 mod atomic;
 mod baseline;
+mod capture;
 mod count;
 mod ctx;
 mod egress;

@@ -6,14 +6,16 @@ use aya_ebpf::{
 };
 use roce_common::{
     abi::{
-        CNP_RING_BYTES, CnpJob, Config, Counters, EventBudget, FlowKey, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS,
-        MAX_RATES, PaceCell, PairKey, PairValue, PeerQp, RateValue, START_CLASSES as MAX_START_CLASSES,
+        CAPTURE_RING_BYTES, CNP_RING_BYTES, CnpJob, Config, Counters, EventBudget, FlowKey, MAX_FLOWS, MAX_LOCAL_ADDRS,
+        MAX_PAIRS, MAX_RATES, PaceCell, PairKey, PairValue, PeerQp, RateValue, START_CLASSES as MAX_START_CLASSES,
         TELEMETRY_RING_BYTES, VirtualQueue,
     },
     flow::Flow,
     units::Addr,
     wire::{Packet, emit::CNP_FRAME_V6},
 };
+
+use crate::capture::Record;
 
 /// `BPF_F_NO_PREALLOC`: entries cost memory only while they exist.
 const NO_PREALLOC: u32 = 1;
@@ -50,6 +52,12 @@ pub(crate) static TELEMETRY: RingBuf = RingBuf::with_byte_size(TELEMETRY_RING_BY
 pub(crate) static JOB: PerCpuArray<CnpJob> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static EVENT_BUDGET: PerCpuArray<EventBudget> = PerCpuArray::with_max_entries(1, 0);
+/// Copies of packets; resized to next to nothing where nothing is captured.
+#[map]
+pub(crate) static CAPTURE: RingBuf = RingBuf::with_byte_size(CAPTURE_RING_BYTES, 0);
+/// Where a packet is copied before it goes into CAPTURE.
+#[map]
+pub(crate) static CAPTURED: PerCpuArray<Record> = PerCpuArray::with_max_entries(1, 0);
 /// Where the egress program builds a CNP.
 #[map]
 pub(crate) static CNP_FRAME: PerCpuArray<[u8; CNP_FRAME_V6]> = PerCpuArray::with_max_entries(1, 0);

@@ -11,16 +11,18 @@ use aya_ebpf::{
 use aya_log_ebpf::warn;
 use network_types::eth::EthHdr;
 use roce_common::{
-    abi::{CnpJob, Config, Counter, EventKind, Flags, PairKey, Tap},
+    abi::{CnpJob, Config, Counter, Direction, EventKind, Flags, PairKey, Tap},
     dcqcn::np::due,
+    psn::Psn,
     units::{Ecn, Qpn},
-    wire::{IpVersion, Packet, emit, source_port},
+    wire::{IpVersion, Opcode, Packet, emit, source_port},
 };
 
 use crate::{
-    atomic,
+    atomic, capture,
     count::Tally,
-    ctx, event,
+    ctx::{self, Head},
+    event,
     maps::{CNP_FRAME, JOB, PAIRS},
 };
 
@@ -91,6 +93,10 @@ pub(crate) fn take_job(ctx: &TcContext, cfg: &Config, tally: Tally, tap: Tap, pa
         core::mem::swap(&mut packet.src, &mut packet.dst);
         packet.bth.dest_qp = dest_qp;
         event::telemetry(cfg, tally, tap, packet, &event::What::plain(EventKind::CnpSent, job.local_qp));
+        packet.bth.opcode = Opcode::CNP;
+        packet.bth.psn = Psn::new(0);
+        packet.payload_len = 0;
+        capture::skb(cfg, Direction::Egress, ctx.skb.skb, packet, Head::Data);
     } else {
         tally.add(Counter::NpFailed);
     }

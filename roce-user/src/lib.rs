@@ -1,6 +1,7 @@
 //! The library of the `roce` program: loader, controller, pacer and inspector.
 
 pub mod agent;
+pub mod capture;
 pub mod cli;
 pub mod config;
 pub mod control;
@@ -12,6 +13,7 @@ pub mod findings;
 pub mod inspect;
 pub mod netlink;
 pub mod pacer;
+pub mod pcapng;
 pub mod plot;
 pub mod rdma;
 pub mod tui;

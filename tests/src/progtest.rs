@@ -58,6 +58,8 @@ pub fn config(role: Role) -> Config {
         vq_limit_bytes: 64_000,
         ifindex: 1,
         events_per_tick: 1_000,
+        capture_bytes: 0,
+        reserved: 0,
     }
 }
 

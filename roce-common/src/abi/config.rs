@@ -63,6 +63,8 @@ impl Flags {
     pub const EGRESS_READY: u32 = 1 << 2;
     /// Consume CNPs for local addresses (rxe is the target).
     pub const CONSUME_CNP: u32 = 1 << 3;
+    /// A capture takes payload too, not only headers.
+    pub const CAPTURE_PAYLOAD: u32 = 1 << 4;
 }
 
 /// The one entry of the configuration map.
@@ -109,6 +111,10 @@ pub struct Config {
     pub ifindex: u32,
     /// Most telemetry events per 1/16 second and CPU.
     pub events_per_tick: u32,
+    /// Most bytes of a packet that are copied for a capture; 0 = nothing is captured.
+    pub capture_bytes: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<Config>() == 96);
+const _: () = assert!(size_of::<Config>() == 104);

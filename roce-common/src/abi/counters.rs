@@ -109,6 +109,8 @@ counters! {
     StartUnlimited = "start_unlimited",
     /// Packets of transit flows (role host, address not local).
     Transit = "transit",
+    /// Packets that a capture asked for and that did not fit its ring buffer.
+    CaptureLost = "capture_lost",
 }
 
 impl Counter {

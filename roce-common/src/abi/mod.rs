@@ -2,11 +2,13 @@
 //! counters. Every type is `repr(C)`, free of padding and checked for size and offsets when it is compiled; QPNs in keys
 //! are big-endian bytes, addresses are [`Addr`].
 
+mod capture;
 mod config;
 mod counters;
 mod event;
 mod keys;
 
+pub use capture::{CAPTURE_RING_BYTES, CAPTURE_RING_UNUSED, CaptureHead, MAX_CAPTURE_BYTES};
 pub use config::{Config, Flags, IngressMode, MarkPolicy, Pacer, Role};
 pub use counters::{Counter, Counters};
 pub use event::{Event, EventKind};

@@ -169,6 +169,12 @@ impl Packet {
         self.bth_offset() + BTH_LEN + self.bth.opcode.ext_len()
     }
 
+    /// Bytes of the frame before the payload, by the lengths: the same as [`Packet::payload_offset`], without the table.
+    #[inline(always)]
+    pub const fn headers_len(&self) -> usize {
+        self.icrc_offset().wrapping_sub(self.payload_len as usize).wrapping_sub(self.bth.pad as usize)
+    }
+
     /// Offset of the ICRC in the frame.
     #[inline(always)]
     pub const fn icrc_offset(&self) -> usize {

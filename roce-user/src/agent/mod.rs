@@ -6,11 +6,13 @@
 //! | `controller` | the control thread: CNPs in, rates out |
 //! | `reaction` | how long that takes |
 //! | `run` | the loop of everything else |
+//! | `packets` | packets for a capture |
 //! | `publish` | what readers of its events are told |
 //! | `report` | what is shown: JSON lines or a table |
 
 mod controller;
 mod open;
+mod packets;
 mod publish;
 mod reaction;
 mod report;

@@ -10,8 +10,9 @@ use roce_common::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::{Controller, Wait, publish::Publisher};
+use super::{Controller, Wait, packets::KernelSource, publish::Publisher};
 use crate::{
+    capture::{self, Recorder},
     config::{self, Guard, Settings},
     control::Core,
     dataplane::{self, Attachment, FlowWalker, Maps, Options, Pins},
@@ -39,6 +40,8 @@ pub struct Plan {
     pub rdma: rdma::Devices,
     /// Leave programs and pins in place at the end.
     pub keep: bool,
+    /// Where packets around what happens are recorded.
+    pub capture: Option<capture::Folder>,
 }
 
 /// Development messages of the BPF programs, waiting to be written to the log.
@@ -69,6 +72,8 @@ pub struct Agent {
     /// Walks the flows; away while it does.
     pub(super) walker: Option<FlowWalker>,
     pub(super) logger: Option<Logger>,
+    /// Records packets. Before `events`: what it writes last is told there.
+    pub(super) _recorder: Option<Recorder>,
     /// Serves what happens to other processes.
     pub(super) events: events::Server,
     pub(super) publisher: Publisher,
@@ -91,7 +96,7 @@ impl Plan {
             None => (config::Ingress::Xdp, Some("the default on a physical device")),
         };
         let rdma = rdma::devices(&link.name);
-        Self { link, settings, ingress, ingress_reason, rdma, keep }
+        Self { link, settings, ingress, ingress_reason, rdma, keep, capture: None }
     }
 
     fn config(&self) -> Config {
@@ -101,6 +106,8 @@ impl Plan {
             Guard::Off => false,
             Guard::Auto => !self.rdma.soft.is_empty(),
         };
+        let captured = self.capture.as_ref().map(capture::Folder::settings);
+        let payload = captured.is_some_and(|c| c.payload);
         let is_cp = s.role == config::Role::Cp;
         Config {
             failsafe_ns: s.failsafe.0,
@@ -108,7 +115,8 @@ impl Plan {
             start_bytes_per_sec: 0,
             vq_bytes_per_sec: if is_cp { s.link_rate.bytes_per_sec() } else { 0 },
             role: abi::Role::from(s.role) as u32,
-            flags: if guard { Flags::GUARD | Flags::CONSUME_CNP } else { 0 },
+            flags: if guard { Flags::GUARD | Flags::CONSUME_CNP } else { 0 }
+                | if payload { Flags::CAPTURE_PAYLOAD } else { 0 },
             dscp_policy: abi::MarkPolicy::from(s.dscp_policy) as u32,
             ecn_policy: abi::MarkPolicy::from(s.ecn_policy) as u32,
             data_dscp: u32::from(s.data_dscp.get()),
@@ -123,6 +131,8 @@ impl Plan {
             vq_limit_bytes: s.queue_bytes,
             ifindex: self.link.index,
             events_per_tick: EVENTS_PER_TICK,
+            capture_bytes: captured.map_or(0, |c| c.snaplen),
+            reserved: 0,
         }
     }
 }
@@ -155,6 +165,13 @@ impl Agent {
         let walker = FlowWalker::open(&pins)?;
         let maps = Maps::open(&pins)?;
         let events = events::Server::start(&plan.link.name, plan.link.index)?;
+        let recorder = match &plan.capture {
+            Some(folder) => {
+                let source = KernelSource::new(ring(&mut attachment, "CAPTURE")?, Maps::open(&pins)?);
+                Some(Recorder::start(folder.clone(), source, Arc::clone(events.log()))?)
+            }
+            None => None,
+        };
         let locals = local_addresses()?;
         attachment.maps.set_local(&locals)?;
         attachment.maps.beat(super::monotonic().0)?;
@@ -200,7 +217,8 @@ impl Agent {
             cnps_to_confirm: false,
             walker: Some(walker),
             logger,
-            publisher: Publisher::new(Arc::clone(events.log())),
+            publisher: Publisher::new(Arc::clone(events.log()), recorder.as_ref().map(Recorder::triggers)),
+            _recorder: recorder,
             events,
         })
     }

@@ -9,6 +9,7 @@ use roce_common::{
 
 use super::monotonic;
 use crate::{
+    capture::Triggers,
     control::Command,
     events::{Log, Record, What},
 };
@@ -72,14 +73,16 @@ pub(super) fn is_news(event: &Event) -> bool {
 /// Puts what happens into the log of events. Records are handed back to be shown.
 pub(super) struct Publisher {
     log: Arc<Log>,
+    /// A capture is told what happens.
+    capture: Option<Triggers>,
     /// Events that the control thread could not pass on.
     not_shown: u64,
 }
 
 impl Publisher {
-    /// Tells a log.
-    pub(super) fn new(log: Arc<Log>) -> Self {
-        Self { log, not_shown: 0 }
+    /// Tells a log, and a capture where there is one.
+    pub(super) fn new(log: Arc<Log>, capture: Option<Triggers>) -> Self {
+        Self { log, capture, not_shown: 0 }
     }
 
     fn tell(&self, record: Record) -> Record {
@@ -89,6 +92,9 @@ impl Publisher {
 
     /// An event of the BPF programs, if it says that something happened.
     pub(super) fn packet(&self, event: &Event) -> Option<Record> {
+        if let Some(capture) = &self.capture {
+            capture.tell(event);
+        }
         Record::of(event).map(|record| self.tell(record))
     }
 

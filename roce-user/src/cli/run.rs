@@ -11,6 +11,7 @@ use tokio::{
 
 use crate::{
     agent::{Agent, Output, Plan, detected_link_rate},
+    capture,
     config::{Dcqcn, FileConfig, Guard, Ingress, Pacer, Policy, RateText, Role, Settings, TimeText},
     netlink::require_link,
 };
@@ -70,6 +71,8 @@ pub(super) struct RunArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    capture: CaptureArgs,
+    #[command(flatten)]
     dcqcn: Dcqcn,
 }
 
@@ -102,9 +105,58 @@ impl RunArgs {
     }
 }
 
+/// Recording packets around what happens.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Capture")]
+struct CaptureArgs {
+    /// Write the packets around every gap, NAK, RNR NAK and storm of CNPs to a pcapng file in this directory
+    #[arg(long, value_name = "DIR")]
+    capture: Option<PathBuf>,
+    /// Most bytes of a packet, payload included [default: the headers only, at most 128]
+    #[arg(long, value_name = "N", requires = "capture", value_parser = clap::value_parser!(u32).range(64..=9_216))]
+    capture_snaplen: Option<u32>,
+    /// Packets before what happened
+    #[arg(long, value_name = "N", requires = "capture", default_value_t = 500, value_parser = packets)]
+    capture_before: usize,
+    /// Packets after it
+    #[arg(long, value_name = "N", requires = "capture", default_value_t = 500, value_parser = packets)]
+    capture_after: usize,
+    /// Bytes that all files together may take; the oldest are removed
+    #[arg(long, value_name = "BYTES", requires = "capture", default_value = "64m")]
+    capture_limit: String,
+    /// Files to keep; the oldest are removed
+    #[arg(long, value_name = "N", requires = "capture", default_value_t = 100)]
+    capture_files: usize,
+}
+
+fn packets(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 1..=100_000) => Ok(n),
+        _ => Err("a number of packets from 1 to 100000".into()),
+    }
+}
+
+impl CaptureArgs {
+    /// The directory, tried, where there is to be a capture.
+    fn folder(&self) -> Result<Option<capture::Folder>> {
+        let Some(dir) = &self.capture else { return Ok(None) };
+        let settings = capture::Settings {
+            dir: dir.clone(),
+            snaplen: self.capture_snaplen.unwrap_or(capture::HEADER_BYTES),
+            payload: self.capture_snaplen.is_some(),
+            before: self.capture_before,
+            after: self.capture_after,
+            limit_bytes: capture::bytes(&self.capture_limit).context("--capture-limit")?,
+            limit_files: self.capture_files.max(1),
+        };
+        capture::Folder::open(settings).map(Some)
+    }
+}
+
 /// Attaches to every interface, or to none, and runs.
 pub(super) fn run(args: &RunArgs) -> Result<()> {
     let file = args.config.as_deref().map(FileConfig::load).transpose()?.unwrap_or_default();
+    let capture = args.capture.folder()?;
     let mut plans = Vec::new();
     for (i, name) in args.ifaces.iter().enumerate() {
         if args.ifaces[..i].contains(name) {
@@ -116,7 +168,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             settings = settings.with_context(|| format!("{}, with the command line", path.display()));
         }
         let settings = settings?;
-        plans.push(Plan::new(link, settings, args.keep));
+        plans.push(Plan { capture: capture.clone(), ..Plan::new(link, settings, args.keep) });
     }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;

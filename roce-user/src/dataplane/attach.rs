@@ -12,7 +12,7 @@ use aya::{
     },
     util::KernelVersion,
 };
-use roce_common::abi::{Config, Flags, IngressMode};
+use roce_common::abi::{CAPTURE_RING_BYTES, CAPTURE_RING_UNUSED, Config, Flags, IngressMode};
 
 use super::{
     Instance, Maps, Object, Pins, detach,
@@ -115,7 +115,8 @@ pub fn attach(options: &Options) -> Result<Attachment> {
         refuse_foreign_xdp(link, stale.is_some())?;
     }
 
-    let mut object = Object::load()?;
+    let captures = options.config.capture_bytes != 0;
+    let mut object = Object::load_with(if captures { CAPTURE_RING_BYTES } else { CAPTURE_RING_UNUSED })?;
     let pins = Pins::of(&options.bpffs, link.index)?;
     let mut unwind = Unwind(Some(&pins), link.index);
     pins.create()?;

@@ -6,6 +6,8 @@ use aya::{
     programs::{ProgramError, SchedClassifier, Xdp},
 };
 
+use roce_common::abi::CAPTURE_RING_UNUSED;
+
 use super::pins::{MAPS, Pins};
 
 /// The BPF object this program was built with.
@@ -18,12 +20,22 @@ pub struct Object {
 }
 
 impl Object {
-    /// Creates the maps and loads every program.
+    /// Creates the maps and loads every program; nothing can be captured.
     ///
     /// # Errors
     /// The verifier's complaint, or what is missing.
     pub fn load() -> Result<Self> {
-        let mut ebpf = EbpfLoader::new().load(OBJECT_BYTES).context("cannot create the BPF maps")?;
+        Self::load_with(CAPTURE_RING_UNUSED)
+    }
+
+    /// The same with this many bytes for captured packets.
+    ///
+    /// # Errors
+    /// As [`Object::load`].
+    pub fn load_with(capture_ring: u32) -> Result<Self> {
+        let mut loader = EbpfLoader::new();
+        let mut ebpf =
+            loader.map_max_entries("CAPTURE", capture_ring).load(OBJECT_BYTES).context("cannot create the BPF maps")?;
         for name in ["roce_tc_egress", "roce_tc_ingress", "roce_htb"] {
             tc_program(&mut ebpf, name)?.load().map_err(|e| load_error(name, e))?;
         }

@@ -54,6 +54,8 @@ kinds! {
     CnpSent = "cnp_sent",
     /// The controller slows a queue pair down, lets it speed up, or lets it go
     Rate = "rate",
+    /// A capture wrote a file
+    Capture = "capture",
     /// Something the user should know
     Notice = "notice",
 }
@@ -112,7 +114,10 @@ pub struct EventLine {
     /// Frame bits per second the queue pair is limited to; absent when it is let go (rate).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bps: Option<u64>,
-    /// For people (notice).
+    /// The file written (capture).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// For people (notice, capture).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
@@ -148,6 +153,7 @@ impl EventLine {
             nak: None,
             local_qp: None,
             limit_bps: None,
+            file: None,
             text: None,
         };
         match &record.what {
@@ -157,6 +163,10 @@ impl EventLine {
                 line.dest_qp = Some(remote.get());
                 line.local_qp = local.map(Qpn::get);
                 line.limit_bps = limit.map(Rate::bits_per_sec);
+            }
+            What::Capture { file, why } => {
+                line.file = Some(file.display().to_string());
+                line.text = Some(why.clone());
             }
             What::Notice(text) => line.text = Some(text.clone()),
         }
@@ -246,6 +256,12 @@ impl fmt::Display for EventLine {
                     None => write!(f, "no limit any more"),
                 }
             }
+            Kind::Capture => write!(
+                f,
+                "capture        {} ({})",
+                self.file.as_deref().unwrap_or(""),
+                self.text.as_deref().unwrap_or("")
+            ),
             Kind::Notice => write!(f, "notice         {}", self.text.as_deref().unwrap_or("")),
         }
     }

@@ -3,6 +3,7 @@
 
 use std::{
     collections::VecDeque,
+    path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -43,6 +44,13 @@ pub enum What {
         /// Frame bytes per second; `None`: no longer limited.
         limit: Option<Rate>,
     },
+    /// A capture wrote a file.
+    Capture {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// Something the user should know.
     Notice(String),
 }
@@ -72,11 +80,17 @@ impl Record {
         Self { time: monotonic(), what: What::Notice(text.into()) }
     }
 
+    /// A file that a capture wrote, now.
+    pub fn capture(file: PathBuf, why: String) -> Self {
+        Self { time: monotonic(), what: What::Capture { file, why } }
+    }
+
     /// Its kind.
     pub const fn kind(&self) -> Kind {
         match self.what {
             What::Packet(kind, _) => kind,
             What::Rate { .. } => Kind::Rate,
+            What::Capture { .. } => Kind::Capture,
             What::Notice(_) => Kind::Notice,
         }
     }
@@ -140,6 +154,11 @@ impl Log {
         }
         kept.pushed += 1;
         kept.records.push_back((seq, record));
+    }
+
+    /// The interface's name.
+    pub fn iface(&self) -> String {
+        self.inner().iface.clone()
     }
 
     /// The interface has another name now.
