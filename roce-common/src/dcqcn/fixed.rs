@@ -1,6 +1,6 @@
 //! Fixed-point arithmetic of the reaction point, 64 bits wide.
 
-use crate::units::Nanos;
+use crate::units::{Nanos, Rate};
 
 /// Fraction bits of α inside the state machine: 14 more than it shows, so that thousands of small steps do not drift.
 pub(super) const ALPHA_BITS: u32 = 30;
@@ -46,4 +46,10 @@ pub(super) fn share(time: u64, part: u64, whole: u64) -> u64 {
 
 pub(super) fn saturating_count(count: u32, n: u64) -> u32 {
     count.saturating_add(u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// The time `bytes` take at `rate`: as [`Rate::time_for`], also for more bytes than that takes.
+pub(super) fn time_for(rate: u64, bytes: u64) -> Nanos {
+    let shift = (u64::BITS - bytes.leading_zeros()).saturating_sub(34);
+    Rate::from_bytes_per_sec(rate >> shift).time_for(bytes >> shift)
 }

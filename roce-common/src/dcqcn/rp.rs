@@ -1,9 +1,11 @@
 //! Reaction point: CNPs, time and bytes in, a rate out.
 
+mod increase;
+
 use super::{
     ONE,
-    fixed::{ALPHA_BITS, ALPHA_ONE, periods, power, saturating_count, scale, share},
-    params::{AlphaUpdate, Boundary, RpParams},
+    fixed::{ALPHA_BITS, ALPHA_ONE, periods, power, saturating_count, scale, share, time_for},
+    params::{AlphaUpdate, RpParams},
 };
 use crate::units::{Nanos, Rate};
 
@@ -224,7 +226,7 @@ impl Rp {
             return None;
         };
         if bytes > 0 {
-            let time = self.rate().time_for(bytes);
+            let time = time_for(self.current, bytes);
             let until = Nanos(self.busy_until.max(from).0.saturating_add(time.0));
             // What a shaper has taken in may keep the flow busy for long, but for no longer than idling is remembered.
             let most = self.seen.0.saturating_add(self.params.idle_restart.0.max(self.timer_period()));
@@ -263,8 +265,8 @@ impl Rp {
 
     /// RC·(1 − α·2^10 / 2^gd), but not below what a cut must leave.
     fn cut(&self) -> u64 {
-        // RC < 2^40, α in 1/65536 and gd at least 8: the product stays below 2^57, and nothing is shifted left.
-        let share = (self.current * (self.alpha >> (ALPHA_BITS - 16))) >> (6 + self.params.gd.clamp(8, 16));
+        // RC up to 2^40 and α in 2^-22: their product fits.
+        let share = (self.current * (self.alpha >> (ALPHA_BITS - 22))) >> (12 + self.params.gd.clamp(8, 16));
         let kept = self.current * u64::from(self.params.least_kept_percent.min(100));
         self.current.saturating_sub(share).max(kept / 100)
     }
@@ -279,73 +281,6 @@ impl Rp {
     fn restart_timers(&mut self, now: Nanos) {
         self.alpha_at = Nanos(now.0.saturating_add(self.alpha_period()));
         self.timer_at = Nanos(now.0.saturating_add(self.timer_period()));
-    }
-
-    /// One increase (SIGCOMM'15 equations 3 and 4, and figure 7): fast recovery, additive or hyper increase by the
-    /// counters, then RC ← (RT + RC)/2.
-    fn increase(&mut self) {
-        let step = if self.starting { self.target } else { self.step() };
-        self.target = self.target.saturating_add(step).min(self.ceiling());
-        // Rounded up, so that RC reaches RT and does not stay one below.
-        self.current = (self.target + self.current).div_ceil(2);
-    }
-
-    /// What the target gains at this stage.
-    fn step(&self) -> u64 {
-        let f = self.last_recovery();
-        let (low, high) = if self.params.byte_period == 0 {
-            (self.timer_count.min(f.saturating_add(1)), self.timer_count)
-        } else {
-            (self.timer_count.min(self.byte_count), self.timer_count.max(self.byte_count))
-        };
-        if low > f {
-            self.params.hyper.bytes_per_sec().saturating_mul(u64::from(low - f))
-        } else if high >= f {
-            self.params.additive.bytes_per_sec()
-        } else {
-            0
-        }
-    }
-
-    /// Takes all steps of one size that can be taken at once, when only one kind of increase is left and its sibling keeps
-    /// the step; returns how many. With D = RT − RC and the step A one increase makes D' = (D + A)/2, so after k of them
-    /// D = A + (D₀ − A)/2^k.
-    fn jump(&mut self, timers: u64, by_bytes: u64) -> u64 {
-        let f = self.last_recovery();
-        let alone = self.params.byte_period == 0;
-        let (left, count, other) = if by_bytes == 0 {
-            (timers, self.timer_count, self.byte_count)
-        } else if timers == 0 {
-            (by_bytes, self.byte_count, self.timer_count)
-        } else {
-            return 0;
-        };
-        let next = count.saturating_add(1);
-        let (additive, hyper) = (self.params.additive.bytes_per_sec(), self.params.hyper.bytes_per_sec());
-        let step = match (alone, other > f) {
-            _ if self.starting => return 0,
-            (true, _) if next > f => hyper,
-            (false, false) if next.max(other) >= f => additive,
-            (false, true) if next >= other => hyper.saturating_mul(u64::from(other - f)),
-            _ => return 0,
-        };
-        let step = step.max(1);
-        let k = left.min(self.ceiling().saturating_sub(self.target) / step);
-        if k < 2 {
-            return 0;
-        }
-        if by_bytes == 0 {
-            self.timer_count = saturating_count(count, k);
-        } else {
-            self.byte_count = saturating_count(count, k);
-        }
-        let shift = u32::try_from(k).unwrap_or(u32::MAX);
-        let halved = |v: u64| v.checked_shr(shift).unwrap_or(0);
-        let gap = self.target.saturating_sub(self.current);
-        let gap = if gap >= step { step + halved(gap - step) } else { step - halved(step - gap) };
-        self.target += k * step;
-        self.current = self.target.saturating_sub(gap);
-        k
     }
 
     /// RC.
@@ -426,14 +361,6 @@ impl Rp {
         self.params.alpha_timer.0.max(1)
     }
 
-    /// The stage that a count must reach for additive increase.
-    fn last_recovery(&self) -> u32 {
-        match self.params.boundary {
-            Boundary::Below => self.params.fast_recovery,
-            Boundary::UpTo => self.params.fast_recovery.saturating_add(1),
-        }
-    }
-
     /// `(1 − g) · alpha`.
     fn keep(&self, alpha: u64) -> u64 {
         (alpha * u64::from(ONE - self.params.g.min(ONE))) >> 16
@@ -446,5 +373,10 @@ fn first_alpha(params: &RpParams) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "rp_tests.rs"]
+mod fuzz;
+#[cfg(test)]
+mod oracle;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod traces;

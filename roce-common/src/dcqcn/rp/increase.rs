@@ -1,0 +1,81 @@
+//! How the rate rises: the stages, and many steps of one at once.
+
+use super::Rp;
+use crate::dcqcn::{fixed::saturating_count, params::Boundary};
+
+impl Rp {
+    /// One increase (SIGCOMM'15 equations 3 and 4, and figure 7): fast recovery, additive or hyper increase by the
+    /// counters, then RC ← (RT + RC)/2.
+    pub(super) fn increase(&mut self) {
+        let step = if self.starting { self.target } else { self.step() };
+        self.target = self.target.saturating_add(step).min(self.ceiling());
+        // Rounded up, so that RC reaches RT and does not stay one below.
+        self.current = (self.target + self.current).div_ceil(2);
+    }
+
+    /// What the target gains at this stage.
+    fn step(&self) -> u64 {
+        let f = self.last_recovery();
+        let (low, high) = if self.params.byte_period == 0 {
+            (self.timer_count.min(f.saturating_add(1)), self.timer_count)
+        } else {
+            (self.timer_count.min(self.byte_count), self.timer_count.max(self.byte_count))
+        };
+        if low > f {
+            self.params.hyper.bytes_per_sec().saturating_mul(u64::from(low - f))
+        } else if high >= f {
+            self.params.additive.bytes_per_sec()
+        } else {
+            0
+        }
+    }
+
+    /// Takes all steps of one size that can be taken at once, when only one kind of increase is left and its sibling keeps
+    /// the step; returns how many. With D = RT − RC and the step A one increase makes D' = (D + A)/2, so after k of them
+    /// D = A + (D₀ − A)/2^k.
+    pub(super) fn jump(&mut self, timers: u64, by_bytes: u64) -> u64 {
+        let f = self.last_recovery();
+        let alone = self.params.byte_period == 0;
+        let (left, count, other) = if by_bytes == 0 {
+            (timers, self.timer_count, self.byte_count)
+        } else if timers == 0 {
+            (by_bytes, self.byte_count, self.timer_count)
+        } else {
+            return 0;
+        };
+        let next = count.saturating_add(1);
+        let (additive, hyper) = (self.params.additive.bytes_per_sec(), self.params.hyper.bytes_per_sec());
+        let step = match (alone, other > f) {
+            _ if self.starting => return 0,
+            (true, _) if next > f => hyper,
+            (false, false) if next.max(other) >= f => additive,
+            (false, true) if next >= other => hyper.saturating_mul(u64::from(other - f)),
+            _ => return 0,
+        };
+        let step = step.max(1);
+        let k = left.min(self.ceiling().saturating_sub(self.target) / step);
+        if k < 2 {
+            return 0;
+        }
+        if by_bytes == 0 {
+            self.timer_count = saturating_count(count, k);
+        } else {
+            self.byte_count = saturating_count(count, k);
+        }
+        let shift = u32::try_from(k).unwrap_or(u32::MAX);
+        let halved = |v: u64| v.checked_shr(shift).unwrap_or(0);
+        let gap = self.target.saturating_sub(self.current);
+        let gap = if gap >= step { step + halved(gap - step) } else { step - halved(step - gap) };
+        self.target += k * step;
+        self.current = self.target.saturating_sub(gap);
+        k
+    }
+
+    /// The stage that a count must reach for additive increase.
+    fn last_recovery(&self) -> u32 {
+        match self.params.boundary {
+            Boundary::Below => self.params.fast_recovery,
+            Boundary::UpTo => self.params.fast_recovery.saturating_add(1),
+        }
+    }
+}
