@@ -81,8 +81,8 @@ impl Rp {
         rp
     }
 
-    /// The limiter of a flow from its first packet on: at `start_rate`, and until the first CNP every increase doubles
-    /// the target. It is never [`Self::released`]: a flow that idled is held to the start rate again. Without a start
+    /// The limiter of a flow from its first packet on: at `start_rate`, and until the first CNP every increase adds
+    /// half to the target. It is never [`Self::released`]: a flow that idled is held to the start rate again. Without a start
     /// rate it starts at the highest rate.
     pub fn start(params: RpParams, now: Nanos) -> Self {
         let mut rp = Self { lasting: true, ..Self::new(params, now) };

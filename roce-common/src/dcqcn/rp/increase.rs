@@ -3,11 +3,15 @@
 use super::Rp;
 use crate::dcqcn::{fixed::saturating_count, params::Boundary};
 
+/// The part of the target that every increase before the first CNP adds to it. Doubling overshoots: while a rate doubles
+/// within one timer, a fast link's short queue overflows before the first CNP can be heard.
+const START_GROWTH: u64 = 2;
+
 impl Rp {
     /// One increase (SIGCOMM'15 equations 3 and 4, and figure 7): fast recovery, additive or hyper increase by the
     /// counters, then RC ← (RT + RC)/2.
     pub(super) fn increase(&mut self) {
-        let step = if self.starting { self.target } else { self.step() };
+        let step = if self.starting { (self.target / START_GROWTH).max(1) } else { self.step() };
         self.target = self.target.saturating_add(step).min(self.ceiling());
         // Rounded up, so that RC reaches RT and does not stay one below.
         self.current = (self.target + self.current).div_ceil(2);

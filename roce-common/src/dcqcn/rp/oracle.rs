@@ -186,7 +186,7 @@ impl Oracle {
         let (low, high) = (self.t.min(self.bc), self.t.max(self.bc));
         let (additive, hyper) = (self.p.additive.bytes_per_sec() as f64, self.p.hyper.bytes_per_sec() as f64);
         if self.starting {
-            self.rt *= 2.0;
+            self.rt *= 1.5;
         } else if self.p.byte_period == 0 {
             self.rt += match self.t.cmp(&f) {
                 std::cmp::Ordering::Less => 0.0,

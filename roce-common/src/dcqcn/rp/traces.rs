@@ -187,6 +187,7 @@ fn a_start_rate_and_idling() {
     let p = RpParams {
         min_rate: Rate::from_bits_per_sec(1_000_000),
         g: ONE / 16,
+        fast_recovery: 5,
         timer: ms(5),
         alpha_timer: ms(5),
         monitor: ms(2),
@@ -203,7 +204,7 @@ fn a_start_rate_and_idling() {
         p,
         true,
     );
-    t.note("From the first packet on, used fully: every increase doubles the target");
+    t.note("From the first packet on, used fully: every increase adds half to the target");
     t.busy(4, 5_000, "5 ms at its rate");
     t.note("The first CNP ends that; it cuts by half");
     t.cnp(1_000);
