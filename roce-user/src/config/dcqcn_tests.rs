@@ -262,3 +262,25 @@ fn the_command_line_has_the_same_names_and_wins() -> Result<()> {
     assert!(CommandLine::try_parse_from(["roce", "--rpg-gd=many"]).is_err());
     Ok(())
 }
+
+/// The table of docs/dcqcn.md: every key, and what the presets set it to.
+#[test]
+fn the_documentation_has_every_key_and_the_presets_values() -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/dcqcn.md");
+    let text = std::fs::read_to_string(path)?;
+    let value = |preset, params: &Params, key: &str| {
+        let all = Dcqcn::of(preset, params).to_toml();
+        let line = all.lines().find_map(|l| l.strip_prefix(&format!("{key} = ")));
+        line.unwrap_or("").trim_matches('"').to_owned()
+    };
+    let paper = Params::paper(Rate::from_bits_per_sec(40_000_000_000));
+    let nvidia = Params::nvidia(Rate::from_bits_per_sec(100_000_000_000));
+    for key in Dcqcn::KEYS.iter().filter(|k| **k != "preset") {
+        let row = text.lines().find(|l| l.starts_with(&format!("| `{key}` |")));
+        let row = row.ok_or_else(|| anyhow!("docs/dcqcn.md has no row for {key}"))?;
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        assert_eq!(cells[4], value(Preset::Paper, &paper, key), "{key}, paper");
+        assert_eq!(cells[5], value(Preset::Nvidia, &nvidia, key), "{key}, nvidia");
+    }
+    Ok(())
+}
