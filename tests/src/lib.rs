@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod capture;
+pub mod dialogue;
 pub mod endpoint;
 pub mod forge;
 pub mod lab;

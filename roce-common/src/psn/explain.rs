@@ -17,6 +17,9 @@ use crate::{
 /// A sender that repeats without being asked, after a silence of at least this, is taken to have timed out where its ACK
 /// timeout is not known: many round trips of any one network, and less than the timeouts that are in use (from 4 ms on).
 pub const SHORTEST_TIMEOUT: Nanos = Nanos::from_millis(1);
+/// A repeat this long after its NAK is a time-out: the NAK did not reach the requester, or it was busy with another. Far
+/// more than a requester needs to turn back, also one in software.
+pub const NAK_ANSWERED_WITHIN: Nanos = Nanos::from_millis(10);
 /// A UC packet that has been missing for this long is lost: longer than packets of one flow are apart on different ways
 /// through a network, and longer than the steps of the clock of the BPF programs.
 pub const UC_REORDER_TIME: Nanos = Nanos::from_millis(10);
@@ -63,6 +66,8 @@ pub struct Explainer {
     nak: Option<Nak>,
     rnr: Option<Rnr>,
     answered: Option<Seen>,
+    /// When the peer last said anything.
+    heard: Option<Nanos>,
     answer_gap: Option<Seen>,
     timeout: Option<AckTimeout>,
     reads: [Option<Psn>; READS],
@@ -130,6 +135,7 @@ impl Explainer {
 
     /// An ACK, a READ response or an atomic answer for `psn` of this flow passed.
     pub fn answer(&mut self, psn: Psn, at: Nanos) {
+        self.heard = Some(at);
         if self.answered.is_none_or(|a| psn.diff(a.psn) > 0) {
             self.answered = Some(Seen { psn, at });
         }
@@ -138,6 +144,16 @@ impl Explainer {
     /// READ responses for `psn` and what follows were skipped at this tap.
     pub fn answer_gap(&mut self, psn: Psn, at: Nanos) {
         self.answer_gap = Some(Seen { psn, at });
+    }
+
+    /// A READ is about to ask for `psn` again, the answer to which had this fate at the tap: which answer the requester
+    /// misses is certain now, whatever gaps there were.
+    pub fn answer_fate(&mut self, psn: Psn, fate: Fate, at: Nanos) {
+        match fate {
+            Fate::Skipped if self.answer_gap.is_none_or(|gap| gap.psn != psn) => self.answer_gap(psn, at),
+            Fate::Passed => self.answer_gap = None,
+            _ => {}
+        }
     }
 
     /// The sender's ACK timeout is 4.096 µs · 2^`exponent`; 0 means that it never times out and teaches nothing.
@@ -213,8 +229,8 @@ impl Explainer {
 
     /// How long neither the sender nor, as far as it was heard, its peer said anything.
     fn silence(&self, p: &Passing) -> Nanos {
-        match self.answered {
-            Some(answer) if p.at.since(answer.at).0 < p.silence.0 => p.at.since(answer.at),
+        match self.heard {
+            Some(heard) if p.at.since(heard).0 < p.silence.0 => p.at.since(heard),
             _ => p.silence,
         }
     }
@@ -255,7 +271,7 @@ impl Explainer {
         let start = signs.iter().flatten().map(|s| s.at).fold(repeat, |a, b| if b.0 < a.0 { b } else { a });
         tell(Episode {
             cause,
-            location: self.location(cause, run, &evidence),
+            location: self.location(cause, run, &open, &evidence),
             first: open.first,
             packets: run.packets,
             lost: run.filled,
@@ -278,8 +294,8 @@ impl Explainer {
         } else if open.opcode.kind() == Kind::Response {
             Cause::Reask
         } else if let Some(nak) = evidence.nak {
-            if self.timeout.is_some_and(|t| t.known == Known::Told) && self.timed_out(evidence) {
-                // The NAK did not reach the requester.
+            let told = self.timeout.is_some_and(|t| t.known == Known::Told);
+            if (told || evidence.silence.0 >= NAK_ANSWERED_WITHIN.0) && self.timed_out(evidence) {
                 Cause::Timeout
             } else if nak.fate == Fate::Passed && self.came_late(nak.seen.psn) {
                 Cause::ReorderingNaked
@@ -313,14 +329,14 @@ impl Explainer {
         }
     }
 
-    fn location(&self, cause: Cause, run: &Run, evidence: &Evidence) -> Location {
+    fn location(&self, cause: Cause, run: &Run, open: &OpenRun, evidence: &Evidence) -> Location {
         if cause == Cause::RnrRepeat {
             Location::Responder
         } else if run.filled > 0 || cause == Cause::ReorderingNaked || evidence.answer_gap.is_some() {
             Location::BeforeTap
         } else if let Some(nak) = evidence.nak {
             place_of(nak.fate)
-        } else if self.answered.is_some() {
+        } else if self.answered.is_some() || open.opcode.kind() == Kind::Response {
             // It had passed here, and where answers can be seen the last word is missing on the sender's side.
             Location::AfterTap
         } else {

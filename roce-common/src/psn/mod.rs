@@ -17,7 +17,7 @@ mod tests;
 
 pub use account::{Account, Run};
 pub use episode::{AckTimeout, Cause, Episode, Evidence, Known, Location, Nak, Rnr, Seen, Tally};
-pub use explain::{Explainer, Passing, SHORTEST_TIMEOUT, UC_REORDER_TIME};
+pub use explain::{Explainer, NAK_ANSWERED_WITHIN, Passing, SHORTEST_TIMEOUT, UC_REORDER_TIME};
 pub use observed::{Fate, Observed, Outcome};
 pub use serial::Psn;
 pub use tracker::{Tracker, WINDOW};

@@ -351,7 +351,8 @@ impl Tracker {
         }
         let jump = p.psn.wrapping_sub(self.read_psn) & 0xff_ffff;
         let (mut matches, mut found, mut told) = (0, 0, 0);
-        let full = p.full_payload();
+        // Its own length, or what was learnt elsewhere since the READ.
+        let full = if p.full_payload() == 0 { self.pmtu } else { p.full_payload() };
         let mut shift = LEAST_SHIFT;
         while shift <= MOST_SHIFT {
             let span = (self.read_len.saturating_sub(1) >> shift) + 1;
@@ -388,14 +389,35 @@ impl Tracker {
         }
         self.notes |= NAK_NOTED;
         self.nak_psn = psn.get();
+        let fate = self.fate(psn);
+        if fate as u32 == Fate::Passed as u32 {
+            self.lost_after_tap += 1;
+        }
+        fate
+    }
+
+    /// The newest that happened to `psn` here: [`Fate::Passed`], [`Fate::Skipped`] or, outside what is remembered,
+    /// [`Fate::Unknown`].
+    #[inline(always)]
+    pub fn fate(&self, psn: Psn) -> Fate {
         let back = self.next.wrapping_sub(psn.get()) & 0xff_ffff;
-        if back > self.known {
+        if !self.in_window(psn) || back > self.known {
             Fate::Unknown
         } else if self.ring.is_skipped(psn) {
             Fate::Skipped
         } else {
-            self.lost_after_tap += 1;
             Fate::Passed
+        }
+    }
+
+    /// The path MTU in bytes is known from elsewhere: the connection's management, or the other flows of the queue pair.
+    /// What this flow has shown itself stands.
+    #[inline(always)]
+    pub fn teach_pmtu(&mut self, bytes: u32) {
+        let shift = bytes.trailing_zeros();
+        if self.pmtu == 0 && bytes.is_power_of_two() && (LEAST_SHIFT..=MOST_SHIFT).contains(&shift) {
+            self.pmtu = bytes;
+            self.pmtu_shift = shift;
         }
     }
 

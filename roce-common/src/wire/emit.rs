@@ -88,6 +88,8 @@ pub struct Path {
 /// The extension headers a packet may carry; emitted in wire order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ext {
+    /// XRCETH: the shared receive queue.
+    pub xrc_srq: Option<Qpn>,
     /// RETH.
     pub reth: Option<Reth>,
     /// DETH.
@@ -154,6 +156,9 @@ pub fn frame(path: &Path, bth: &Bth, ext: &Ext, payload: &[u8], out: &mut [u8]) 
     }
     w.put(&udp(path, udp_len as u16));
     w.put(&Bth { pad: pad as u8, ..*bth }.to_bytes());
+    if let Some(srq) = ext.xrc_srq {
+        w.put(&srq.get().to_be_bytes());
+    }
     if let Some(d) = ext.deth {
         w.put(&d.qkey.to_be_bytes());
         w.put(&d.src_qp.get().to_be_bytes());
@@ -204,6 +209,7 @@ impl Writer<'_> {
 
 fn ext_len(ext: &Ext) -> usize {
     let mut n = 0;
+    n += if ext.xrc_srq.is_some() { 4 } else { 0 };
     n += if ext.deth.is_some() { 8 } else { 0 };
     n += if ext.reth.is_some() { 16 } else { 0 };
     n += if ext.atomic.is_some() { 28 } else { 0 };

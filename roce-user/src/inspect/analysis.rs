@@ -22,6 +22,9 @@ use crate::{
     findings::{Code, Subject},
 };
 
+#[cfg(test)]
+mod episode_tests;
+
 /// A flow and what the file's reader can afford beyond what the kernel keeps.
 struct Entry {
     key: FlowKey,
@@ -176,6 +179,9 @@ impl Analysis {
             return;
         };
         seen.flow = Some(number);
+        if packet.bth.opcode.is_read_request() {
+            self.note_answer_fate(number, &key, packet, now);
+        }
         let (entry, episodes, ended) = (&mut self.entries[number], &mut self.episodes, &mut self.ended);
         seen.account = entry.observe(packet, now, |episode| {
             keep(episodes, number, episode);
@@ -192,11 +198,27 @@ impl Analysis {
         }
     }
 
+    /// Before a READ that asks again is counted: what had become of the answer it asks for.
+    fn note_answer_fate(&mut self, number: FlowIndex, key: &FlowKey, packet: &Packet, now: Nanos) {
+        let psn = packet.bth.psn;
+        if !self.entries[number].flow.tracker.in_window(psn) {
+            return;
+        }
+        let Some(requester) = self.attribution.sender_of(number) else { return };
+        let answers = FlowKey::new(key.tap, key.dst, key.src, requester, Space::Response);
+        let Some(&answers) = self.index.get(&answers) else { return };
+        let fate = self.entries[answers].flow.tracker.fate(psn);
+        self.entries[number].explainer().answer_fate(psn, fate, now);
+    }
+
     /// Tells the flow that a response answers what the response says of it. Returns the flow whose packet it refuses.
     fn response(&mut self, seen: &SeenPacket, now: Nanos) -> Option<FlowIndex> {
         let (tap, packet) = (seen.tap, &seen.packet);
         let psn = packet.bth.psn;
         if let Some(flow) = seen.answers {
+            if packet.bth.opcode.fills_pmtu() {
+                self.entries[flow].flow.tracker.teach_pmtu(packet.payload_len.into());
+            }
             let explainer = self.entries[flow].explainer();
             if let Outcome::Gap(skipped) = seen.outcome {
                 explainer.answer_gap(psn.sub(skipped), now);
@@ -253,11 +275,8 @@ impl Analysis {
         self.last_time.since(self.first_time.unwrap_or(self.last_time))
     }
 
-    /// The end of the capture.
-    pub(super) fn finish(mut self, file: String, capture: Capture) -> CaptureReport {
-        for (flow, cnps) in self.attribution.cnps_by_flow(&self.index) {
-            self.entries[flow].flow.cnp += cnps;
-        }
+    /// Nothing more will come: what was going on ends.
+    fn end_episodes(&mut self) {
         let (at, episodes, watch) = (self.last_time, &mut self.episodes, &mut self.watch);
         for (number, entry) in self.entries.iter_mut().enumerate() {
             let key = entry.key;
@@ -267,6 +286,14 @@ impl Analysis {
             });
             watch.finish(key, number, account);
         }
+    }
+
+    /// The end of the capture.
+    pub(super) fn finish(mut self, file: String, capture: Capture) -> CaptureReport {
+        for (flow, cnps) in self.attribution.cnps_by_flow(&self.index) {
+            self.entries[flow].flow.cnp += cnps;
+        }
+        self.end_episodes();
         self.judge(&capture);
         let tap_name = |tap: Tap| capture.interfaces.get(tap.ifindex() as usize).cloned().unwrap_or_default();
         let mut counters = Counters::default();

@@ -126,6 +126,11 @@ impl Attribution {
         Some(flow)
     }
 
+    /// The QP that surely sends the flow `number`.
+    pub(super) fn sender_of(&self, number: FlowIndex) -> Option<Qpn> {
+        self.candidates.get(&number)?.owner.map(|(_, qpn)| qpn)
+    }
+
     fn release(&mut self, flow: FlowIndex, owner: EndPoint) {
         if let Some(candidate) = self.candidates.get_mut(&flow)
             && candidate.owner == Some(owner)

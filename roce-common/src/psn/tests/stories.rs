@@ -132,7 +132,7 @@ fn a_timeout_is_told_by_the_silence() {
     assert_eq!(e.evidence.timeout.map(|t| t.known), Some(Known::Told));
     // Nothing came for that long, but answers did: not silent.
     let mut s = Story::default();
-    let e = s.writes(10..13).wait(40 * MS).ack(12).writes([11, 12, 13]).only();
+    let e = s.writes(10..13).ack(12).wait(40 * MS).ack(12).writes([11, 12, 13]).only();
     assert_eq!(verdict(&e), (Cause::Spurious, Location::AfterTap));
     assert_eq!(e.evidence.answered.map(|a| a.psn), Some(Psn::new(12)));
 }
