@@ -3,6 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
+    facts::Mix,
     psn::{Account, Observed, Psn, Tracker},
     units::{Dscp, Nanos},
     wire::{Kind, Opcode, Packet, Syndrome},
@@ -108,14 +109,21 @@ pub struct Flow {
     pub last_opcode: u8,
     /// Always 0.
     pub reserved: u8,
+    /// Packets by what they do, and messages.
+    pub mix: Mix,
     /// What became of its PSNs.
     pub tracker: Tracker,
 }
 
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<Flow>() == 536 && align_of::<Flow>() == 8);
-    assert!(offset_of!(Flow, lock) == 0 && offset_of!(Flow, packets) == 8 && offset_of!(Flow, tracker) == 152);
+    assert!(size_of::<Flow>() == 608 && align_of::<Flow>() == 8);
+    assert!(
+        offset_of!(Flow, lock) == 0
+            && offset_of!(Flow, packets) == 8
+            && offset_of!(Flow, mix) == 152
+            && offset_of!(Flow, tracker) == 224
+    );
 };
 
 impl Flow {
@@ -149,7 +157,10 @@ impl Flow {
                 }
             }
         }
-        self.tracker.observe(&Observed::from(packet))
+        self.mix.packet(opcode);
+        let account = self.tracker.observe(&Observed::from(packet));
+        self.mix.message(opcode, account);
+        account
     }
 
     #[inline(always)]

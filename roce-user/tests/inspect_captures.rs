@@ -75,8 +75,19 @@ fn every_capture_gives_its_golden_answer() {
         if sum(&golden["malformed"]) != sum(&report["malformed"]) {
             wrong.push(format!("{name}: malformed want {}, got {}", golden["malformed"], report["malformed"]));
         }
+        let codes: BTreeSet<_> = report["findings"]
+            .as_array()
+            .expect("findings")
+            .iter()
+            .map(|f| f["code"].as_str().expect("code"))
+            .collect();
+        let story = golden["findings"].as_array();
+        let story: Option<BTreeSet<_>> = story.map(|codes| codes.iter().map(|c| c.as_str().expect("code")).collect());
+        if story.is_some_and(|story| codes != story) {
+            wrong.push(format!("{name}: findings want {}, got {codes:?}", golden["findings"]));
+        }
         let (want, got) = (by_identity(&golden), by_identity(&report));
-        for rest in ["file", "flows"] {
+        for rest in ["file", "flows", "findings"] {
             golden.as_object_mut().expect("object").remove(rest);
         }
         differences(name, &golden, &report, &mut wrong);

@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::{psn::Outcome, wire::Opcode};
+use crate::{psn::Account, wire::Opcode};
 
 /// What a packet does, by its opcode; the discriminant is the index into [`Mix::packets`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -22,7 +22,7 @@ pub enum Class {
     Acknowledge = 5,
     /// ATOMIC ACKNOWLEDGE.
     AtomicAcknowledge = 6,
-    /// FLUSH, RESYNC, CNP.
+    /// FLUSH, RESYNC.
     Other = 7,
 }
 
@@ -88,21 +88,13 @@ impl Class {
     }
 }
 
-/// The number of the class of an opcode, below 8.
+/// The number of the class of an opcode, below 8. No branches: the verifier would follow each, times all behind it.
 #[inline(always)]
 const fn number_of(opcode: Opcode) -> usize {
-    let op = opcode.get() & 0x1f;
-    if opcode.get() == Opcode::CNP.get() {
-        return Class::Other as usize;
-    }
-    let half = if op < 16 { CLASSES[0] } else { CLASSES[1] };
-    (half >> (op as u32 % 16 * 4) & 7) as usize
-}
-
-/// Whether the packet ends a message or is one.
-#[inline(always)]
-const fn ends_message(opcode: Opcode) -> bool {
-    ENDS >> (opcode.get() & 0x1f) & 1 != 0 && opcode.get() != Opcode::CNP.get()
+    let op = opcode.get() as u32 & 0x1f;
+    let shift = op % 16 * 4;
+    let upper = 0u64.wrapping_sub((op >> 4) as u64);
+    (CLASSES[0] >> shift & !upper | CLASSES[1] >> shift & upper) as usize & 7
 }
 
 /// Packets of a flow by class, and its messages.
@@ -118,13 +110,16 @@ pub struct Mix {
 const _: () = assert!(size_of::<Mix>() == 72);
 
 impl Mix {
-    /// Counts a packet and what the tracker said of it.
+    /// Counts a packet of the flow. CNPs belong to no flow.
     #[inline(always)]
-    pub const fn observe(&mut self, opcode: Opcode, outcome: Outcome) {
+    pub const fn packet(&mut self, opcode: Opcode) {
         self.packets[number_of(opcode)] += 1;
-        if ends_message(opcode) && !matches!(outcome, Outcome::Duplicate | Outcome::Far) {
-            self.messages += 1;
-        }
+    }
+
+    /// Counts the message that a packet ends, if it ends one and, as the tracker says, passes for the first time.
+    #[inline(always)]
+    pub const fn message(&mut self, opcode: Opcode, account: Account) {
+        self.messages += (ENDS >> (opcode.get() & 0x1f) & 1) as u64 & account.is_new();
     }
 
     /// Packets of a class.
@@ -136,11 +131,14 @@ impl Mix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Kind, Position};
+    use crate::{
+        psn::{Observed, Psn, Tracker},
+        wire::{Kind, Position},
+    };
 
     #[test]
     fn every_opcode_has_the_class_and_the_end_that_its_headers_tell() {
-        for opcode in (0..=255).filter_map(Opcode::new) {
+        for opcode in (0..=255).filter_map(Opcode::new).filter(|o| o.kind() != Kind::Cnp) {
             let class = Class::ALL[number_of(opcode)];
             let op = opcode.get() & 0x1f;
             assert_eq!(class == Class::Read, opcode.is_read_request(), "{opcode:?}");
@@ -148,21 +146,32 @@ mod tests {
             let answer = matches!(class, Class::ReadResponse | Class::Acknowledge | Class::AtomicAcknowledge);
             assert_eq!(answer, opcode.kind() == Kind::Response, "{opcode:?}");
             let whole = matches!(opcode.position(), Position::Last | Position::Only);
-            let no_message = class == Class::Acknowledge || op == 0x15 || opcode.kind() == Kind::Cnp;
-            assert_eq!(ends_message(opcode), whole && !no_message, "{opcode:?}");
+            let no_message = class == Class::Acknowledge || op == 0x15;
+            assert_eq!(ENDS >> op & 1 == 1, whole && !no_message, "{opcode:?}");
         }
     }
 
     #[test]
     fn repeats_are_packets_and_no_messages() {
-        let mut mix = Mix::default();
-        for outcome in [Outcome::First, Outcome::InOrder, Outcome::Duplicate, Outcome::Gap(2), Outcome::Filled(1)] {
-            mix.observe(Opcode::WRITE_ONLY, outcome);
+        let (mut mix, mut tracker) = (Mix::default(), Tracker::default());
+        let packets = [
+            (Opcode::WRITE_ONLY, 5),
+            (Opcode::WRITE_ONLY, 6),
+            (Opcode::WRITE_ONLY, 9),
+            // Filled, then again; far away.
+            (Opcode::WRITE_ONLY, 7),
+            (Opcode::WRITE_ONLY, 7),
+            (Opcode::WRITE_ONLY, 70_000),
+            (Opcode::WRITE_FIRST, 10),
+            // Not tracked.
+            (Opcode::ACKNOWLEDGE, 3),
+            (Opcode::UD_SEND_ONLY, 4),
+        ];
+        for (opcode, psn) in packets {
+            mix.packet(opcode);
+            mix.message(opcode, tracker.observe(&Observed::new(opcode, Psn::new(psn), 8, 0)));
         }
-        mix.observe(Opcode::WRITE_FIRST, Outcome::InOrder);
-        mix.observe(Opcode::ACKNOWLEDGE, Outcome::NotTracked);
-        mix.observe(Opcode::UD_SEND_ONLY, Outcome::NotTracked);
-        assert_eq!((mix.of(Class::Write), mix.of(Class::Acknowledge), mix.of(Class::Send)), (6, 1, 1));
+        assert_eq!((mix.of(Class::Write), mix.of(Class::Acknowledge), mix.of(Class::Send)), (7, 1, 1));
         assert_eq!(mix.messages, 5);
     }
 }

@@ -142,6 +142,14 @@ impl Account {
         }
     }
 
+    /// 1 for a packet that passed for the first time, as far as is known, else 0: everything but duplicates and what waits
+    /// far away. Not a comparison, since this runs in the kernel for every packet.
+    #[inline(always)]
+    pub const fn is_new(self) -> u64 {
+        const REPEATS: u64 = 1 << 5 | 1 << 6;
+        !REPEATS >> (self.0 & OUTCOME_MASK) & 1
+    }
+
     /// Holes that fell out of the window with this packet: lost for good, as far as this tap knows.
     #[inline(always)]
     pub const fn expired(self) -> u32 {
@@ -241,6 +249,7 @@ mod tests {
         for outcome in [O::NotTracked, O::InOrder, O::First, O::Filled(9), O::Duplicate, O::Far] {
             let a = Account::of(outcome).and(Account::learning_pmtu());
             assert_eq!(a.outcome(), outcome);
+            assert_eq!(a.is_new() == 0, matches!(outcome, O::Duplicate | O::Far), "{outcome:?}");
             assert!(!a.is_notable(), "{outcome:?}");
         }
         for a in [Account::of(O::Gap(1)), Account::of(O::Discontinuity), Account::expiring(1), Account::starting()] {

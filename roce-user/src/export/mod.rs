@@ -189,9 +189,8 @@ pub struct FlowReport {
     /// What became of its PSNs.
     #[serde(flatten)]
     pub counters: Counters,
-    /// Facts, where somebody could afford to gather them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub facts: Option<FactsReport>,
+    /// What else its packets tell.
+    pub facts: FactsReport,
 }
 
 impl FlowReport {
@@ -215,7 +214,7 @@ impl FlowReport {
                 .map(|(dscp, count)| (dscp.map_or_else(|| "other".to_owned(), |d| d.get().to_string()), count))
                 .collect(),
             counters: Counters::of(flow),
-            facts: None,
+            facts: FactsReport::new(flow, None),
         }
     }
 }

@@ -3,13 +3,13 @@
 mod report;
 
 use roce_common::{
-    facts::{Acks, Histogram, Messages, Mix, Probes, Recovery, Repeats, Spread},
+    facts::{Acks, Histogram, Messages, Probes, Recovery, Repeats, Spread},
     psn::{Account, Episode, Outcome, Psn},
     units::Nanos,
     wire::{Kind, Packet, Service},
 };
 
-pub use report::{CreditReport, FactsReport, MessageReport, RecoveryReport, RttReport, SpreadReport};
+pub use report::{CreditReport, FactsReport, MeasuredReport, MessageReport, RecoveryReport, RttReport, SpreadReport};
 
 /// A silence that is counted where something is unanswered: a hundred round trips of a busy network.
 pub const SILENCE: Nanos = Nanos::from_millis(10);
@@ -25,7 +25,7 @@ struct RoundTrips {
 /// Facts of one flow in the making.
 #[derive(Clone, Debug, Default)]
 pub struct FlowFacts {
-    mix: Mix,
+    packets: u64,
     messages: Messages,
     acks: Acks,
     repeats: Repeats,
@@ -52,10 +52,10 @@ impl FlowFacts {
     pub fn packet(&mut self, p: &Packet, account: Account, next: Psn, now: Nanos) -> Option<Nanos> {
         let (opcode, outcome) = (p.bth.opcode, account.outcome());
         if self.src_port != p.src_port {
-            self.port_changes += u32::from(self.mix != Mix::default());
+            self.port_changes += u32::from(self.packets > 0);
             self.src_port = p.src_port;
         }
-        self.mix.observe(opcode, outcome);
+        self.packets += 1;
         self.messages.packet(p, outcome);
         self.repeats.packet(p.payload_len, account);
         if opcode.kind() == Kind::Response {
@@ -115,8 +115,8 @@ impl FlowFacts {
     }
 
     /// Packets of the flow.
-    pub fn packets(&self) -> u64 {
-        self.mix.packets.iter().sum()
+    pub const fn packets(&self) -> u64 {
+        self.packets
     }
 
     /// The end; `account` is what the tracker's `finish` said.

@@ -36,12 +36,10 @@ impl SpreadReport {
     }
 }
 
-/// Messages.
+/// Sizes of messages.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct MessageReport {
-    /// Messages that ended here, repeats not counted again; in the response space READs and atomics answered.
-    pub count: u64,
-    /// Sizes in bytes of those whose size is known.
+    /// Sizes in bytes of the messages whose size is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<SpreadReport>,
     /// Messages by size; the key is the least size of a bucket that reaches to its double.
@@ -91,17 +89,30 @@ pub struct RecoveryReport {
     pub rnr_wait: Option<SpreadReport>,
 }
 
-/// Facts of one flow.
+/// Facts of one flow. The kernel keeps the first five; what needs every packet, or its time, a capture's reader adds.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct FactsReport {
     /// Packets by what they do.
     pub opcodes: BTreeMap<&'static str, u64>,
-    /// Messages.
-    pub messages: MessageReport,
+    /// Messages that ended here, repeats not counted again; in the response space READs and atomics answered.
+    pub messages: u64,
     /// Share of packets that are CE.
     pub ce_share: f64,
     /// UDP source port of the newest packet.
     pub src_port: u16,
+    /// Path MTU in bytes, once a packet has shown it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path_mtu: Option<u32>,
+    /// What needs every packet or its time.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredReport>,
+}
+
+/// Facts that need every packet, or its time.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct MeasuredReport {
+    /// Sizes of the messages whose size is known.
+    pub message_sizes: MessageReport,
     /// How often the source port changed.
     pub src_port_changes: u32,
     /// Payload bytes of retransmissions.
@@ -124,29 +135,39 @@ pub struct FactsReport {
     pub silences_ns: Option<SpreadReport>,
 }
 
+fn share(part: u64, all: u64) -> f64 {
+    if all == 0 { 0.0 } else { part as f64 / all as f64 }
+}
+
 impl FactsReport {
-    /// The facts of `flow` as they stand now.
-    pub fn new(flow: &Flow, facts: &FlowFacts) -> Self {
-        let share = |part: u64, all: u64| if all == 0 { 0.0 } else { part as f64 / all as f64 };
-        let messages = &facts.messages;
-        let acks = &facts.acks;
-        let recovery = &facts.recovery;
+    /// The facts of `flow` as they stand now, and what was measured beside it.
+    pub fn new(flow: &Flow, facts: Option<&FlowFacts>) -> Self {
         Self {
             opcodes: Class::ALL
                 .into_iter()
-                .map(|class| (class.name(), facts.mix.of(class)))
+                .map(|class| (class.name(), flow.mix.of(class)))
                 .filter(|&(_, packets)| packets > 0)
                 .collect(),
-            messages: MessageReport {
-                count: facts.mix.messages,
+            messages: flow.mix.messages,
+            ce_share: share(flow.ecn[Ecn::Ce as usize], flow.packets),
+            src_port: flow.src_port,
+            path_mtu: (flow.tracker.pmtu != 0).then_some(flow.tracker.pmtu),
+            measured: facts.map(|facts| MeasuredReport::new(flow, facts)),
+        }
+    }
+}
+
+impl MeasuredReport {
+    fn new(flow: &Flow, facts: &FlowFacts) -> Self {
+        let FlowFacts { messages, acks, recovery, repeats, .. } = facts;
+        Self {
+            message_sizes: MessageReport {
                 bytes: SpreadReport::of(messages.sizes()),
                 by_size: messages.by_size().map(|(size, count)| (size.to_string(), count)).collect(),
             },
-            ce_share: share(flow.ecn[Ecn::Ce as usize], flow.packets),
-            src_port: flow.src_port,
             src_port_changes: facts.port_changes,
-            retransmitted_bytes: facts.repeats.bytes,
-            retransmitted_share: share(facts.repeats.bytes, flow.bytes),
+            retransmitted_bytes: repeats.bytes,
+            retransmitted_share: share(repeats.bytes, flow.bytes),
             psns_per_ack: SpreadReport::of(&acks.coalesced),
             credits: (acks.credits.count() + acks.without_credits > 0)
                 .then(|| CreditReport { granted: SpreadReport::of(&acks.credits), without: acks.without_credits }),

@@ -159,7 +159,7 @@ codes! {
         "{n} flow{s} told to slow down without a CE packet here",
         "nothing where the marks are made behind this tap; else, who makes the CNPs";
     CnpUnmatched = "cnp-unmatched", Info,
-        "{n} CNP{s} for queue pairs of which nothing else was seen",
+        "{n} CNP{s} for queue pairs that send nothing here",
         "captures of one direction, queue pairs that are gone, forged CNPs";
     CnpBecnMissing = "cnp-becn-missing", Info,
         "{n} CNP{s} without BECN",

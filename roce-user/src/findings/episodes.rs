@@ -46,7 +46,12 @@ pub fn note(
         }
         // An answer had passed here: it was lost on its way to the sender, or the timer is too short.
         Cause::Timeout if lost == 0 && episode.evidence.answered.is_some() => found(Code::SpuriousRetransmit, 1),
-        Cause::Timeout => found(Code::TimeoutRetransmit, 1),
+        Cause::Timeout => {
+            found(Code::TimeoutRetransmit, 1);
+            // A NAK had told of it, and was not heard or not heeded.
+            let named = episode.evidence.nak.is_some() && episode.location == Location::AfterTap;
+            found(Code::LossAfterTap, u32::from(named));
+        }
         // The repeated answers are a flow of their own, of which the requests tell.
         Cause::Reask if key.space() == Space::Request => {
             found(Code::ReadReasked, 1);

@@ -303,7 +303,7 @@ impl Analysis {
             .enumerate()
             .map(|(number, entry)| {
                 let mut report = entry.report(tap_name(entry.key.tap));
-                report.facts = self.watch.facts(number).map(|facts| FactsReport::new(&entry.flow, facts));
+                report.facts = FactsReport::new(&entry.flow, self.watch.facts(number));
                 counters.add(&report.counters);
                 report
             })

@@ -10,11 +10,9 @@ use crate::{
 /// Writes the facts of the first `most` flows, one paragraph each.
 pub(super) fn write(out: &mut impl Write, report: &CaptureReport, most: usize) -> Result<()> {
     for flow in report.flows.iter().take(most) {
-        if let Some(facts) = &flow.facts {
-            writeln!(out)?;
-            for (number, line) in lines(flow, facts).iter().enumerate() {
-                writeln!(out, "  {}{line}", if number == 0 { "" } else { "  " })?;
-            }
+        writeln!(out)?;
+        for (number, line) in lines(flow, &flow.facts).iter().enumerate() {
+            writeln!(out, "  {}{line}", if number == 0 { "" } else { "  " })?;
         }
     }
     if report.flows.len() > most {
@@ -30,54 +28,55 @@ fn lines(flow: &FlowReport, facts: &FactsReport) -> Vec<String> {
     )];
     let mut line = |name: &str, text: String| lines.push(format!("{name:<12}{text}"));
     line("packets", join(facts.opcodes.iter().map(|(name, n)| format!("{n} {}", name.replace('_', " ")))));
-    let messages = &facts.messages;
-    if messages.count > 0 {
-        let sizes = messages.bytes.map(|b| format!(", {} bytes", range(&b, ToString::to_string)));
-        line("messages", format!("{}{}", messages.count, sizes.unwrap_or_default()));
-        if messages.by_size.len() > 1 {
+    let Some(measured) = &facts.measured else { return lines };
+    if facts.messages > 0 {
+        let sizes = &measured.message_sizes;
+        let bytes = sizes.bytes.map(|b| format!(", {} bytes", range(&b, ToString::to_string)));
+        line("messages", format!("{}{}", facts.messages, bytes.unwrap_or_default()));
+        if sizes.by_size.len() > 1 {
             let mut sizes: Vec<(u64, u32)> =
-                messages.by_size.iter().filter_map(|(size, n)| Some((size.parse().ok()?, *n))).collect();
+                sizes.by_size.iter().filter_map(|(size, n)| Some((size.parse().ok()?, *n))).collect();
             sizes.sort_unstable();
             line("by size", join(sizes.iter().map(|(size, n)| format!("{n} from {size}"))));
         }
     }
     let dscp = join(flow.dscp.iter().map(|(dscp, n)| format!("{n} in DSCP {dscp}")));
     line("marking", format!("{dscp}; CE {:.1} %, {} CNPs", facts.ce_share * 100.0, flow.cnp));
-    let changes = match facts.src_port_changes {
+    let changes = match measured.src_port_changes {
         0 => String::new(),
         n => format!(", changed {n} times"),
     };
     line("source port", format!("{}{changes}", facts.src_port));
-    if let Some(acks) = &facts.psns_per_ack {
+    if let Some(acks) = &measured.psns_per_ack {
         line("ACKs", format!("cover {} PSNs each", range(acks, ToString::to_string)));
     }
-    if let Some(credits) = &facts.credits {
+    if let Some(credits) = &measured.credits {
         let granted = credits.granted.map(|g| format!("{}, ", range(&g, ToString::to_string)));
         line("credits", format!("{}{} AETHs without", granted.unwrap_or_default(), credits.without));
     }
-    if let Some(rtt) = &facts.rtt_ns {
+    if let Some(rtt) = &measured.rtt_ns {
         let (p50, p99) = (time(rtt.p50), time(rtt.p99));
         line(
             "round trip",
             format!("p50 {p50}, p99 {p99}; {}, {} samples", range(&rtt.spread, time_of), rtt.spread.count),
         );
     }
-    let recovery = &facts.recovery_ns;
+    let recovery = &measured.recovery_ns;
     for (name, spread) in [
         ("gap to NAK", recovery.gap_to_nak),
         ("NAK to fill", recovery.nak_to_refill),
         ("gap to fill", recovery.gap_to_refill),
         ("RNR timer", recovery.rnr_timer),
         ("RNR wait", recovery.rnr_wait),
-        ("silences", facts.silences_ns),
+        ("silences", measured.silences_ns),
     ] {
         if let Some(spread) = spread {
             line(name, format!("{}, {} times", range(&spread, time_of), spread.count));
         }
     }
-    if facts.retransmitted_bytes > 0 {
-        let share = facts.retransmitted_share * 100.0;
-        line("sent again", format!("{} bytes, {share:.1} % of all", facts.retransmitted_bytes));
+    if measured.retransmitted_bytes > 0 {
+        let share = measured.retransmitted_share * 100.0;
+        line("sent again", format!("{} bytes, {share:.1} % of all", measured.retransmitted_bytes));
     }
     lines
 }
