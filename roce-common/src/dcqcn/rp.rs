@@ -1,17 +1,14 @@
 //! Reaction point: CNPs, time and bytes in, a rate out.
 
 mod increase;
+mod usage;
 
 use super::{
     ONE,
-    fixed::{ALPHA_BITS, ALPHA_ONE, periods, power, saturating_count, scale, share, time_for},
+    fixed::{ALPHA_BITS, ALPHA_ONE, periods, power, scale},
     params::{AlphaUpdate, RpParams},
 };
 use crate::units::{Nanos, Rate};
-
-/// Most single increases one [`Rp::advance`] works through. Reached only with steps below a 4,000th of the line rate
-/// whose timer and byte increases interleave; what is beyond it counts as stages but no longer raises the rate.
-const MAX_STEPS: u32 = 4_096;
 
 /// What a CNP did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +46,10 @@ pub struct Rp {
     seen: Nanos,
     /// Until when what was sent keeps the flow busy at its rate.
     busy_until: Nanos,
+    /// Up to where its bytes have been told; when a cut has changed the rate since, and the average rate until then.
+    told: Nanos,
+    changed_at: Nanos,
+    rate_before: u64,
     alpha_at: Nanos,
     timer_at: Nanos,
     at_ceiling_since: Option<Nanos>,
@@ -73,6 +74,9 @@ impl Rp {
             starting: false,
             seen: now,
             busy_until: now,
+            told: now,
+            changed_at: now,
+            rate_before: ceiling,
             alpha_at: now,
             timer_at: now,
             at_ceiling_since: Some(now),
@@ -99,14 +103,18 @@ impl Rp {
     /// A CNP arrived at `now`: RT ← RC, RC ← RC·(1 − α/2), α ← (1 − g)·α + g, counters and timers start anew (SIGCOMM'15
     /// equation 1). At most once per monitor period. What was sent before it is told by [`Self::advance`].
     pub fn on_cnp(&mut self, now: Nanos) -> Reaction {
-        self.advance(now, Some(0));
         let now = now.max(self.seen);
-        // Who is told of congestion has sent something.
-        self.busy_until = self.busy_until.max(now);
+        self.decay_alpha(now);
         if self.last_cut.is_some_and(|cut| now.since(cut) < self.params.monitor) {
             self.cnp_in_period = true;
             return Reaction::HeldBack;
         }
+        let from = self.seen;
+        self.seen = now;
+        self.raise(from, self.counts_until(), 0);
+        self.forget();
+        self.rate_before = self.average_rate(now);
+        self.changed_at = now;
         if self.recovered(now) {
             // As if the limiter had been released and made anew.
             self.last_cut = None;
@@ -154,88 +162,9 @@ impl Rp {
         self.seen = from.max(now);
         self.decay_alpha(now);
 
-        let raised_until = self.account(from, sent);
-        let timer_period = self.timer_period();
-        let mut next_timer = self.timer_at;
-        let elapsed_periods = periods(&mut self.timer_at, now, timer_period);
-        let mut timers = match raised_until {
-            Some(until) => elapsed_periods.min(periods(&mut { next_timer }, until, timer_period)),
-            None => elapsed_periods,
-        };
-
-        // Increases: one per T, one per B bytes. The bytes are taken as spread evenly over the time.
-        let bytes_sent = sent.unwrap_or(0);
-        let period = self.params.byte_period;
-        let (elapsed, carried) = (now.since(from).0, self.bytes);
-        let mut by_bytes = 0;
-        if let Some(n) = self.bytes.saturating_add(bytes_sent).checked_div(period) {
-            by_bytes = n;
-            self.bytes = self.bytes.saturating_add(bytes_sent) % period;
-        }
-        let spacing = share(elapsed, period, bytes_sent);
-        let first_bytes = share(elapsed, period.saturating_sub(carried), bytes_sent);
-        let mut next_bytes = Nanos(from.0.saturating_add(first_bytes));
-
-        let mut steps = 0;
-        while (timers > 0 || by_bytes > 0) && !self.at_ceiling() && steps < MAX_STEPS {
-            steps += 1;
-            let jumped = self.jump(timers, by_bytes);
-            if jumped > 0 {
-                if timers > 0 {
-                    timers -= jumped;
-                    next_timer.0 = next_timer.0.saturating_add(jumped.saturating_mul(timer_period));
-                } else {
-                    by_bytes -= jumped;
-                    next_bytes.0 = next_bytes.0.saturating_add(jumped.saturating_mul(spacing));
-                }
-                continue;
-            }
-            let at;
-            if timers > 0 && (by_bytes == 0 || next_timer <= next_bytes) {
-                at = next_timer;
-                timers -= 1;
-                next_timer.0 = next_timer.0.saturating_add(timer_period);
-                self.timer_count = self.timer_count.saturating_add(1);
-            } else {
-                at = next_bytes;
-                by_bytes -= 1;
-                next_bytes.0 = next_bytes.0.saturating_add(spacing);
-                self.byte_count = self.byte_count.saturating_add(1);
-            }
-            self.increase();
-            if self.at_ceiling() {
-                self.at_ceiling_since = Some(at);
-            }
-        }
-        self.timer_count = saturating_count(self.timer_count, timers);
-        self.byte_count = saturating_count(self.byte_count, by_bytes);
-
-        if self.lasting && self.forgotten(self.seen) {
-            let busy_until = self.busy_until;
-            *self = Self { busy_until, ..Self::start(self.params, self.seen) };
-        }
-    }
-
-    /// Books what was sent after `from`. Returns until when timer periods count, where idle ones do not.
-    fn account(&mut self, from: Nanos, sent: Option<u64>) -> Option<Nanos> {
-        if self.params.usage == 0 {
-            return None;
-        }
-        let Some(bytes) = sent else {
-            self.busy_until = self.busy_until.max(self.seen);
-            return None;
-        };
-        if bytes > 0 {
-            let time = time_for(self.current, bytes);
-            let until = Nanos(self.busy_until.max(from).0.saturating_add(time.0));
-            // What a shaper has taken in may keep the flow busy for long, but for no longer than idling is remembered.
-            let most = self.seen.0.saturating_add(self.params.idle_restart.0.max(self.timer_period()));
-            self.busy_until = until.min(Nanos(most));
-        }
-        let idle_part = u64::from(ONE - self.params.usage.min(ONE));
-        let (whole, rest) = (self.timer_period() >> 16, self.timer_period() & 0xffff);
-        let slack = whole.saturating_mul(idle_part).saturating_add((rest * idle_part) >> 16);
-        Some(Nanos(self.busy_until.0.saturating_add(slack)))
+        let raised_until = self.account(sent);
+        self.raise(from, raised_until, sent.unwrap_or(0));
+        self.forget();
     }
 
     /// Brings α to `now`: (1 − g)·α for every period without a CNP (equation 2).
@@ -333,12 +262,6 @@ impl Rp {
     /// At the highest rate for one timer period.
     fn recovered(&self, now: Nanos) -> bool {
         self.at_ceiling_since.is_some_and(|since| now.since(since).0 >= self.timer_period())
-    }
-
-    /// Idle for so long that its rate says nothing.
-    fn forgotten(&self, now: Nanos) -> bool {
-        let most = self.params.idle_restart;
-        self.params.usage > 0 && most.0 > 0 && now.since(self.busy_until) >= most
     }
 
     fn at_ceiling(&self) -> bool {

@@ -249,12 +249,12 @@ proptest! {
         let mut rp = begin(p, lasting, now);
         let mut oracle = if lasting { Oracle::start(p, now) } else { Oracle::new(p, now) };
         for op in ops {
-            let (rate, sent) = (rp.rate().bytes_per_sec(), match op {
+            let sent = match op {
                 Op::Uncounted { .. } => None,
                 Op::Send { ns, percent } => Some(bytes_of(&rp, ns, percent)),
                 Op::Bytes { bytes, .. } => Some(bytes),
                 _ => Some(0),
-            });
+            };
             match op {
                 Op::Cnp | Op::ClockBack { .. } => {
                     oracle.on_cnp(now, rp);
@@ -273,8 +273,8 @@ proptest! {
                 | Op::Send { ns, .. }
                 | Op::Bytes { ns, .. } => {
                     now += ns;
+                    oracle.advance(now, sent, rp.average_rate(Nanos(now)));
                     rp.advance(Nanos(now), sent);
-                    oracle.advance(now, sent, rate);
                 }
             }
             bounds(&rp)?;

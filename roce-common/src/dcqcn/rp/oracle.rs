@@ -27,6 +27,7 @@ pub(super) struct Oracle {
     lasting: bool,
     seen: u64,
     busy_until: u64,
+    told: u64,
     alpha_at: u64,
     timer_at: u64,
     at_ceiling_since: Option<u64>,
@@ -49,6 +50,7 @@ impl Oracle {
             lasting: false,
             seen: now,
             busy_until: now,
+            told: now,
             alpha_at: now + p.alpha_timer.0,
             timer_at: now + p.timer.0,
             at_ceiling_since: Some(now),
@@ -74,13 +76,18 @@ impl Oracle {
     /// `under_test`: the integer state machine before this call; whether it counts as recovered hangs on the last byte per
     /// second, which rounding decides.
     pub(super) fn on_cnp(&mut self, now: u64, mut under_test: Rp) {
-        self.advance(now, Some(0), under_test.rate().bytes_per_sec());
-        under_test.advance(Nanos(now), Some(0));
-        self.busy_until = self.busy_until.max(now);
+        self.decay(now);
         if self.last_cut.is_some_and(|c| now - c < self.p.monitor.0) {
             self.cnp_in_period = true;
             return;
         }
+        // What was sent is not told yet: only what was booked before keeps the flow busy.
+        let from = self.seen;
+        self.seen = now;
+        self.raise(from, 0, true);
+        under_test.seen = Nanos(now);
+        under_test.raise(Nanos(from), under_test.counts_until(), 0);
+        under_test.forget();
         if under_test.recovered(Nanos(now)) {
             assert!(self.rc >= self.most() * 0.999);
             self.last_cut = None;
@@ -117,33 +124,43 @@ impl Oracle {
         self.timer_at = now + self.p.timer.0;
     }
 
-    /// `rate`: the integer rate under test before this call.
+    /// `rate`: the average rate under test since bytes were last told.
     pub(super) fn advance(&mut self, now: u64, sent: Option<u64>, rate: u64) {
         let from = self.seen;
         self.seen = now;
-        if self.last_cut.is_some() && self.alpha_at <= now {
-            let periods = (now - self.alpha_at) / self.p.alpha_timer.0 + 1;
-            self.alpha_at += periods * self.p.alpha_timer.0;
-            if self.p.alpha_update == AlphaUpdate::EveryPeriod && self.cnp_in_period {
-                self.alpha += self.g() / (1.0 - self.g());
-            }
-            self.cnp_in_period = false;
-            self.alpha *= (1.0 - self.g()).powf(periods as f64);
-        }
+        self.decay(now);
         let bytes = sent.unwrap_or(0);
-        let gated = self.p.usage > 0;
-        if gated && sent.is_none() {
+        if sent.is_none() {
             self.busy_until = self.busy_until.max(now);
         }
-        if gated && bytes > 0 {
+        if bytes > 0 {
             let time = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(rate));
-            let until = u128::from(self.busy_until.max(from)) + time;
+            let until = u128::from(self.busy_until.max(self.told)) + time;
             let most = now + self.p.idle_restart.0.max(self.p.timer.0);
             self.busy_until = u64::try_from(until).unwrap().min(most);
         }
+        self.told = now;
+        self.raise(from, bytes, sent.is_some());
+    }
+
+    fn decay(&mut self, now: u64) {
+        if self.last_cut.is_none() || self.alpha_at > now {
+            return;
+        }
+        let periods = (now - self.alpha_at) / self.p.alpha_timer.0 + 1;
+        self.alpha_at += periods * self.p.alpha_timer.0;
+        if self.p.alpha_update == AlphaUpdate::EveryPeriod && self.cnp_in_period {
+            self.alpha += self.g() / (1.0 - self.g());
+        }
+        self.cnp_in_period = false;
+        self.alpha *= (1.0 - self.g()).powf(periods as f64);
+    }
+
+    /// Every increase from `from` to `self.seen`, in order; `told`: what was sent is known.
+    fn raise(&mut self, from: u64, bytes: u64, told: bool) {
+        let (now, gated) = (self.seen, self.p.usage > 0);
         let idle_part = u128::from(65_536 - self.p.usage);
         let busy = self.busy_until + ((u128::from(self.p.timer.0) * idle_part) >> 16) as u64;
-
         let mut events: Vec<(u64, bool)> = Vec::new();
         if let Some(n) = (self.bytes + bytes).checked_div(self.p.byte_period) {
             self.bytes += bytes;
@@ -156,7 +173,7 @@ impl Oracle {
             events.extend((0..n).map(|i| (time(i), true)));
         }
         while self.timer_at <= now {
-            if !gated || sent.is_none() || self.timer_at <= busy {
+            if !gated || !told || self.timer_at <= busy {
                 events.push((self.timer_at, false));
             }
             self.timer_at += self.p.timer.0;

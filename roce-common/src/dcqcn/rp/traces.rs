@@ -78,7 +78,7 @@ impl Trace {
 
     fn pass(&mut self, us: u64, sent: Option<u64>, event: &str) {
         self.now += us * US;
-        self.oracle.advance(self.now, sent, self.rp.rate().bytes_per_sec());
+        self.oracle.advance(self.now, sent, self.rp.average_rate(Nanos(self.now)));
         self.rp.advance(Nanos(self.now), sent);
         self.row(event);
     }
