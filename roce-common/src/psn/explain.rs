@@ -146,12 +146,12 @@ impl Explainer {
         self.answer_gap = Some(Seen { psn, at });
     }
 
-    /// A READ is about to ask for `psn` again, the answer to which had this fate at the tap: which answer the requester
-    /// misses is certain now, whatever gaps there were.
+    /// A READ is about to ask for `psn` again, the answer to which had this fate at the tap. One that starts inside an
+    /// earlier READ names the answer that the requester misses, whatever gaps there were; a whole READ may miss any.
     pub fn answer_fate(&mut self, psn: Psn, fate: Fate, at: Nanos) {
         match fate {
             Fate::Skipped if self.answer_gap.is_none_or(|gap| gap.psn != psn) => self.answer_gap(psn, at),
-            Fate::Passed => self.answer_gap = None,
+            Fate::Passed if !self.reads.contains(&Some(psn)) => self.answer_gap = None,
             _ => {}
         }
     }
