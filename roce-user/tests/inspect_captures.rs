@@ -6,7 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use roce_user::inspect;
+use pcap_file::pcap::PcapReader;
+use roce_common::{
+    psn::Psn,
+    units::Ecn,
+    wire::{Verdict, parse},
+};
+use roce_user::{export::CaptureReport, findings::Code, inspect};
 use serde_json::Value;
 
 fn captures() -> PathBuf {
@@ -81,10 +87,10 @@ fn every_capture_gives_its_golden_answer() {
             .iter()
             .map(|f| f["code"].as_str().expect("code"))
             .collect();
-        let story = golden["findings"].as_array();
-        let story: Option<BTreeSet<_>> = story.map(|codes| codes.iter().map(|c| c.as_str().expect("code")).collect());
-        if story.is_some_and(|story| codes != story) {
-            wrong.push(format!("{name}: findings want {}, got {codes:?}", golden["findings"]));
+        let story: BTreeSet<_> =
+            golden["findings"].as_array().expect("codes").iter().map(|c| c.as_str().expect("code")).collect();
+        if codes != story {
+            wrong.push(format!("{name}: findings want {story:?}, got {codes:?}"));
         }
         let (want, got) = (by_identity(&golden), by_identity(&report));
         for rest in ["file", "flows", "findings"] {
@@ -154,7 +160,49 @@ fn losses_are_the_frames_the_switch_dropped() {
         assert_eq!(post.counters.lost + post.counters.lost_again, drops, "{kind}");
         assert_eq!((pre.counters.missing_psns, pre.counters.lost_again), (0, 0), "{kind}");
         assert_eq!(pre.counters.lost_after_tap, pre.counters.nak.psn_sequence, "{kind}");
+        let found = |report: &CaptureReport, code: Code| {
+            report.findings.iter().find(|f| f.code == code.name()).map_or(0, |f| f.count)
+        };
+        assert_eq!((found(&post, Code::LossBeforeTap), found(&post, Code::LossAfterTap)), (drops, 0), "{kind}");
+        assert_eq!(found(&pre, Code::LossBeforeTap), 0, "{kind}");
+        // Where there are no NAKs, the requester asks again.
+        let asked = pre.counters.nak.psn_sequence + pre.counters.reasked;
+        assert_eq!(found(&pre, Code::LossAfterTap), asked, "{kind}");
     }
+}
+
+/// The frames that findings name are what is said of them.
+#[test]
+fn evidence_names_the_right_frames() {
+    let mut checked = 0;
+    for name in names("pcap") {
+        let path = captures().join(format!("{name}.pcap"));
+        let mut reader = PcapReader::new(fs::File::open(&path).expect("capture")).expect("header");
+        let mut frames = Vec::new();
+        while let Some(frame) = reader.next_packet() {
+            frames.push(frame.expect("frame").data.into_owned());
+        }
+        let packet = |number: u64| match parse(&frames[number as usize - 1][..]) {
+            Verdict::Roce(packet) => packet,
+            other => panic!("{name}: frame {number} is {other:?}"),
+        };
+        for evidence in inspect::report(&path).expect("report").findings.iter().flat_map(|f| &f.evidence) {
+            let (number, psn) = (evidence.frame.expect("a number"), evidence.psn.map(Psn::new));
+            let syndrome = |number| packet(number).aeth.map(|a| a.raw_syndrome);
+            let passed = |psn| (1..number).any(|n| packet(n).bth.psn == psn && packet(n).dst == packet(number).dst);
+            let right = match evidence.what {
+                "NAK" => syndrome(number).is_some_and(|s| (0x60..=0x63).contains(&s)),
+                "RNR NAK" => syndrome(number).is_some_and(|s| s & 0xe0 == 0x20),
+                "repeat starts" => Some(packet(number).bth.psn) == psn,
+                "gap" => psn.is_some_and(|psn| packet(number).bth.psn.diff(psn) > 0 && !passed(psn)),
+                "first CE packet" => packet(number).ecn() == Ecn::Ce,
+                _ => true,
+            };
+            assert!(right, "{name}: {evidence:?}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "{checked}");
 }
 
 #[test]
