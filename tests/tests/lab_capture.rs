@@ -370,7 +370,7 @@ fn cnps_are_recorded_as_they_left_and_before_they_are_consumed() {
                 let right = icrc::expected(&cnp.bytes, &packet).unwrap();
                 assert_eq!(cnp.bytes[packet.icrc_offset()..][..4], right, "as it left");
             }
-            assert!(ways.len() == 1 && ways.get(&way).is_some_and(|n| *n >= 50), "{ingress}: {ways:?}");
+            assert!(ways.len() == 1 && ways.get(&way).is_some_and(|n| *n >= 10), "{ingress}: {ways:?}");
             assert!(recorded.about[0].starts_with("CNP storm: 100 CNPs within 100 ms"), "{:?}", recorded.about);
         }
     }

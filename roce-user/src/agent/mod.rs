@@ -8,6 +8,7 @@
 //! | `run` | the loop of everything else |
 //! | `packets` | packets for a capture |
 //! | `publish` | what readers of its events are told |
+//! | `story` | what events amount to: episodes and findings |
 //! | `report` | what is shown: JSON lines or a table |
 
 mod controller;
@@ -17,12 +18,13 @@ mod publish;
 mod reaction;
 mod report;
 mod run;
+mod story;
 
 pub use controller::{Controller, News, Order, Progress, Running, Wait};
 pub use open::{Agent, Plan, detected_link_rate};
 pub use publish::RateChange;
 pub use reaction::Reactions;
-pub use report::{FlowLine, Output, flow_lines};
+pub use report::{FlowLine, LiveFacts, Output, flow_lines};
 
 use roce_common::units::Nanos;
 

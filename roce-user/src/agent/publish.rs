@@ -3,15 +3,17 @@
 use std::{collections::HashMap, sync::Arc};
 
 use roce_common::{
-    abi::{Event, EventKind, PeerQp},
+    abi::{Event, EventKind, FlowKey, PeerQp},
+    flow::Flow,
+    psn::Episode,
     units::{Qpn, Rate},
 };
 
-use super::monotonic;
+use super::{monotonic, story::Story};
 use crate::{
     capture::Triggers,
     control::Command,
-    events::{Log, Record, What},
+    events::{Log, Record, What, tap_name},
 };
 
 /// A rate that rises is told again once it has risen by this fraction of the last one told: recovery goes in steps as
@@ -63,7 +65,7 @@ impl RatesTold {
 }
 
 /// What a person wants to hear of at once, also who did not ask for events.
-pub(super) fn is_news(event: &Event) -> bool {
+fn is_news(event: &Event) -> bool {
     matches!(
         EventKind::from_number(event.kind),
         Some(EventKind::Gap | EventKind::Nak | EventKind::RnrNak | EventKind::Discontinuity | EventKind::CnpSent)
@@ -75,6 +77,7 @@ pub(super) struct Publisher {
     log: Arc<Log>,
     /// A capture is told what happens.
     capture: Option<Triggers>,
+    story: Story,
     /// Events that the control thread could not pass on.
     not_shown: u64,
 }
@@ -82,7 +85,7 @@ pub(super) struct Publisher {
 impl Publisher {
     /// Tells a log, and a capture where there is one.
     pub(super) fn new(log: Arc<Log>, capture: Option<Triggers>) -> Self {
-        Self { log, capture, not_shown: 0 }
+        Self { log, capture, story: Story::default(), not_shown: 0 }
     }
 
     fn tell(&self, record: Record) -> Record {
@@ -90,12 +93,26 @@ impl Publisher {
         record
     }
 
-    /// An event of the BPF programs, if it says that something happened.
-    pub(super) fn packet(&self, event: &Event) -> Option<Record> {
+    /// An event of the BPF programs. Hands back what everybody should hear of at once.
+    pub(super) fn packet(&mut self, event: &Event) -> Vec<Record> {
         if let Some(capture) = &self.capture {
             capture.tell(event);
         }
-        Record::of(event).map(|record| self.tell(record))
+        let record = Record::of(event).map(|record| self.tell(record));
+        let mut shown: Vec<_> = record.filter(|_| is_news(event)).into_iter().collect();
+        let log = &self.log;
+        self.story.event(event, |key, episode| shown.push(tell_episode(log, key, episode)));
+        shown
+    }
+
+    /// A second has passed: `flows` are those that there are. Hands back as above.
+    pub(super) fn look(&mut self, flows: &[(FlowKey, Flow)]) -> Vec<Record> {
+        let (log, mut shown) = (&self.log, Vec::new());
+        self.story.tick(monotonic(), |key, episode| shown.push(tell_episode(log, key, episode)));
+        self.story.keep_only(flows);
+        let iface = log.iface();
+        log.set_story(self.story.report(|tap| tap_name(&iface, tap)));
+        shown
     }
 
     /// A queue pair's rate changed.
@@ -118,4 +135,10 @@ impl Publisher {
             self.notice(format!("{more} events came faster than they could be taken, and are missing here"));
         }
     }
+}
+
+fn tell_episode(log: &Log, flow: FlowKey, episode: Episode) -> Record {
+    let record = Record { time: episode.end, what: What::Episode { flow, episode } };
+    log.push(record.clone());
+    record
 }

@@ -18,7 +18,6 @@ use tokio::{
 use super::{
     Agent, News, Order, Output, Running, monotonic,
     open::{Logger, local_addresses},
-    publish::is_news,
     report::REPORTED_FLOWS,
 };
 use crate::{
@@ -120,8 +119,7 @@ impl Agent {
                 }
                 said = news.recv() => match said {
                     Some(News::Event(event)) => {
-                        let record = self.publisher.packet(&event).filter(|_| is_news(&event));
-                        if let Some(record) = record {
+                        for record in self.publisher.packet(&event) {
                             output.borrow_mut().event(&self.plan.link.name, &record)?;
                         }
                     }
@@ -235,6 +233,9 @@ impl Agent {
             .collect();
         running.tell(Order::Flows(seen));
         self.flows_seen = flows.len();
+        for record in self.publisher.look(flows) {
+            output.borrow_mut().event(&self.plan.link.name, &record)?;
+        }
         let busiest = flows.get(..REPORTED_FLOWS).unwrap_or(flows);
         self.report(output, &running.progress(), busiest, flows.len())
     }

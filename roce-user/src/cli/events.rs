@@ -51,7 +51,7 @@ pub(super) fn events(args: &EventsArgs) -> Result<()> {
         Some(name) => vec![require_link(name)?],
         None => Netlink::open()?.links()?,
     };
-    let request = Request { follow: args.follow, kinds: args.kind.clone() };
+    let request = Request { follow: args.follow, kinds: args.kind.clone(), story: false };
     let readers = agents(&links, &request)?;
     if readers.is_empty() {
         let place = args.iface.as_ref().map_or_else(|| "in this network namespace".into(), |n| format!("on {n}"));
@@ -97,6 +97,7 @@ fn print(item: &Item, json: bool) -> Result<()> {
         Item::Event(line) | Item::Lost(_, line) if json => line.clone(),
         // Of a newer agent, perhaps.
         Item::Event(line) => serde_json::from_str(line).map_or_else(|_| line.clone(), |e: EventLine| e.to_string()),
+        Item::Story(story) => story.to_string(),
         Item::Lost(lost, _) => format!("… {lost} events were gone before they could be read"),
     };
     let mut out = io::stdout().lock();

@@ -9,10 +9,12 @@ use anyhow::{Result, bail};
 use roce_common::abi::Direction;
 use serde_json::json;
 
+use super::story;
 use crate::{
     agent::{FlowLine, flow_lines},
     control::Stats,
     dataplane::{self, DEFAULT_BPFFS, Maps, Pins},
+    events,
     export::SCHEMA,
     netlink::{LinkInfo, Netlink, require_link},
     tui,
@@ -20,6 +22,7 @@ use crate::{
 
 /// Arguments of `roce flows`.
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = EXAMPLES)]
 pub(super) struct FlowsArgs {
     /// Only this interface
     #[arg(long, value_name = "IF")]
@@ -27,10 +30,24 @@ pub(super) struct FlowsArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Show what was found instead of the flows, and end with exit code 1 where a finding is a warning or worse
+    #[arg(long)]
+    findings: bool,
     /// Where maps are pinned
     #[arg(long, value_name = "DIR", default_value = DEFAULT_BPFFS)]
     bpffs: PathBuf,
 }
+
+const EXAMPLES: &str = "\
+Counters come from the pinned maps. Why packets were repeated and where they were lost is told by the agent (`roce run`), since it
+started; without one the counters remain. What needs every packet, such as round trips and messages, only `roce inspect` has.
+
+Examples:
+  roce flows                       a table of every attached interface
+  roce flows --json | jq '.flows[] | select(.lost > 0) | {src, dst, dest_qp, episodes}'
+  roce flows --findings            what to look at, and what to check
+
+Exit codes: 0 fine, 1 with --findings: a warning or worse was found, 2 nothing is attached, or not permitted.";
 
 /// Arguments of `roce detach`.
 #[derive(clap::Args, Debug)]
@@ -47,23 +64,31 @@ fn only(name: Option<&String>) -> Result<Option<LinkInfo>> {
     name.map(|n| require_link(n)).transpose()
 }
 
-/// Shows the flows of every attached interface of this network namespace.
-pub(super) fn flows(args: &FlowsArgs) -> Result<()> {
+/// Shows the flows of every attached interface of this network namespace. Whether something was found that should have been
+/// asked for.
+pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
     dataplane::check(&args.bpffs)?;
     let only = only(args.iface.as_ref())?;
     let links = Netlink::open()?.links()?;
     let mut lines: Vec<FlowLine> = Vec::new();
     let mut tables = Vec::new();
     let mut attached = 0;
+    let mut found = Vec::new();
     for (ifindex, pins) in Pins::all(&args.bpffs)? {
         if only.as_ref().is_some_and(|o| o.index != ifindex) {
             continue;
         }
         attached += 1;
-        let name = links.iter().find(|l| l.index == ifindex).map_or_else(|| format!("if{ifindex}"), |l| l.name.clone());
+        let link = links.iter().find(|l| l.index == ifindex);
+        let name = link.map_or_else(|| format!("if{ifindex}"), |l| l.name.clone());
         let maps = Maps::open(&pins)?;
         let all = maps.flows();
-        let (these, total) = flow_lines(&name, &maps, &all, |_, _| None);
+        let (mut these, total) = flow_lines(&name, &maps, &all, |_, _| None);
+        let told = link.map_or(Ok(None), events::story)?;
+        if let Some(told) = &told {
+            story::add(&mut these, told);
+        }
+        found.extend(story::findings(&name, &all, told));
         if args.json {
             lines.extend(these);
         } else {
@@ -77,12 +102,19 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<()> {
     }
     let mut out = io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", json!({"schema": SCHEMA, "kind": "flows", "flows": lines}))?;
+        let all = json!({"schema": SCHEMA, "kind": "flows", "flows": lines, "findings": found});
+        writeln!(out, "{all}")?;
+    } else if args.findings {
+        story::print(&mut out, &found)?;
+    } else {
+        for line in tables {
+            writeln!(out, "{line}")?;
+        }
+        if !found.is_empty() {
+            writeln!(out, "{} findings: roce flows --findings", found.len())?;
+        }
     }
-    for line in tables {
-        writeln!(out, "{line}")?;
-    }
-    Ok(())
+    Ok(args.findings && found.iter().any(story::is_grave))
 }
 
 /// Removes everything of ours from this network namespace.

@@ -3,6 +3,7 @@
 mod events;
 mod flows;
 mod run;
+mod story;
 
 use std::{
     io::{self, Write as _},
@@ -93,7 +94,7 @@ fn usage(error: &clap::Error) -> ExitCode {
 fn dispatch(verb: Verb) -> Result<bool> {
     match verb {
         Verb::Run(args) => run::run(&args).map(|()| false),
-        Verb::Flows(args) => flows::flows(&args).map(|()| false),
+        Verb::Flows(args) => flows::flows(&args),
         Verb::Events(args) => events::events(&args).map(|()| false),
         Verb::Detach(args) => flows::detach(&args).map(|()| false),
         Verb::Inspect(args) => {

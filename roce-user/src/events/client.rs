@@ -20,6 +20,8 @@ use crate::netlink::LinkInfo;
 pub enum Item {
     /// An event, as the agent wrote it.
     Event(String),
+    /// What they amount to.
+    Story(Value),
     /// This many events were gone before they could be read.
     Lost(u64, String),
 }
@@ -83,6 +85,7 @@ impl Events {
         match value["kind"].as_str() {
             Some(control::END) => Ok(None),
             Some(control::LOST) => Ok(Some(Item::Lost(value["lost"].as_u64().unwrap_or(0), line.into()))),
+            Some(control::STORY) => Ok(Some(Item::Story(value))),
             Some(control::REFUSED) => bail!("{iface}: its agent refuses: {}", value["text"].as_str().unwrap_or("")),
             _ => Ok(Some(Item::Event(line.into()))),
         }
@@ -99,5 +102,18 @@ impl Iterator for Events {
         let item = self.next_item();
         self.ended = !matches!(item, Ok(Some(_)));
         item.transpose()
+    }
+}
+
+/// What the events of an interface amount to so far, as its agent says: an object with `flows` and `findings`. `None` where no
+/// agent runs.
+///
+/// # Errors
+/// See [`connect`].
+pub fn story(link: &LinkInfo) -> Result<Option<Value>> {
+    let Some(mut events) = connect(link, &Request { story: true, ..Request::default() })? else { return Ok(None) };
+    match events.next_item()? {
+        Some(Item::Story(story)) => Ok(Some(story)),
+        other => bail!("{}: its agent says something else than what it was asked: {other:?}", link.name),
     }
 }

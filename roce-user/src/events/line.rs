@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr};
 
 use clap::ValueEnum;
 use roce_common::{
-    abi::{Direction, Event, Space},
+    abi::{Direction, Event, Space, Tap},
     flow::NakKind,
     units::{Qpn, Rate},
     wire::{Aeth, Kind as PacketKind, Opcode},
@@ -54,6 +54,8 @@ kinds! {
     CnpSent = "cnp_sent",
     /// The controller slows a queue pair down, lets it speed up, or lets it go
     Rate = "rate",
+    /// Packets were lost or repeated: why and where
+    Episode = "episode",
     /// A capture wrote a file
     Capture = "capture",
     /// Something the user should know
@@ -114,12 +116,35 @@ pub struct EventLine {
     /// Frame bits per second the queue pair is limited to; absent when it is let go (rate).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bps: Option<u64>,
+    /// Why (episode).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// Where, seen from the tap (episode).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
+    /// Packets repeated (episode).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packets: Option<u32>,
+    /// PSNs lost before this tap (episode).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u32>,
+    /// Of the repeat, PSNs lost again (episode).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost_again: Option<u32>,
+    /// Its first sign, CLOCK_MONOTONIC; `time_ns` is its end (episode).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_ns: Option<u64>,
     /// The file written (capture).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
     /// For people (notice, capture).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+}
+
+/// Name of a tap of an interface.
+pub fn tap_name(iface: &str, tap: Tap) -> String {
+    format!("{iface}/{}", direction_name(tap.direction()))
 }
 
 /// Name of a direction in a tap's name.
@@ -153,6 +178,12 @@ impl EventLine {
             nak: None,
             local_qp: None,
             limit_bps: None,
+            cause: None,
+            location: None,
+            packets: None,
+            lost: None,
+            lost_again: None,
+            start_ns: None,
             file: None,
             text: None,
         };
@@ -164,6 +195,20 @@ impl EventLine {
                 line.local_qp = local.map(Qpn::get);
                 line.limit_bps = limit.map(Rate::bits_per_sec);
             }
+            What::Episode { flow, episode } => {
+                line.tap = Some(tap_name(iface, flow.tap));
+                line.src = Some(flow.src.into());
+                line.dst = Some(flow.dst.into());
+                line.dest_qp = Some(flow.dest_qp().get());
+                line.space = Some(flow.space().name().into());
+                line.psn = Some(episode.first.get());
+                line.cause = Some(episode.cause.name().into());
+                line.location = Some(episode.location.name().into());
+                line.packets = Some(episode.packets);
+                line.lost = Some(episode.lost);
+                line.lost_again = Some(episode.lost_again);
+                line.start_ns = Some(episode.start.0);
+            }
             What::Capture { file, why } => {
                 line.file = Some(file.display().to_string());
                 line.text = Some(why.clone());
@@ -174,7 +219,7 @@ impl EventLine {
     }
 
     fn packet(&mut self, kind: Kind, event: &Event) {
-        self.tap = Some(format!("{}/{}", self.iface, direction_name(event.tap.direction())));
+        self.tap = Some(tap_name(&self.iface, event.tap));
         self.src = Some(event.src.into());
         self.dst = Some(event.dst.into());
         self.dest_qp = Some(event.dest_qp);
@@ -255,6 +300,15 @@ impl fmt::Display for EventLine {
                     Some(limit) => write!(f, "at most {}", bits(limit)),
                     None => write!(f, "no limit any more"),
                 }
+            }
+            Kind::Episode => {
+                let (cause, place) = (self.cause.as_deref().unwrap_or("?"), self.location.as_deref().unwrap_or("?"));
+                write!(f, "episode        {cause} {place} from PSN {psn}: {} lost", self.lost.unwrap_or(0))?;
+                if let Some(again @ 1..) = self.lost_again {
+                    write!(f, ", {again} again")?;
+                }
+                write!(f, ", {} packets repeated", self.packets.unwrap_or(0))?;
+                flow(f)
             }
             Kind::Capture => write!(
                 f,

@@ -9,12 +9,13 @@ use std::{
 };
 
 use roce_common::{
-    abi::{Event, EventKind},
+    abi::{Event, EventKind, FlowKey},
+    psn::Episode,
     units::{Addr, Nanos, Qpn, Rate},
 };
 
 use super::Kind;
-use crate::agent::monotonic;
+use crate::{agent::monotonic, export::story::StoryReport};
 
 /// Records kept of each kind.
 pub const HISTORY: usize = 2_048;
@@ -43,6 +44,13 @@ pub enum What {
         local: Option<Qpn>,
         /// Frame bytes per second; `None`: no longer limited.
         limit: Option<Rate>,
+    },
+    /// Packets were lost or repeated, and why.
+    Episode {
+        /// The flow.
+        flow: FlowKey,
+        /// What happened to it.
+        episode: Episode,
     },
     /// A capture wrote a file.
     Capture {
@@ -90,6 +98,7 @@ impl Record {
         match self.what {
             What::Packet(kind, _) => kind,
             What::Rate { .. } => Kind::Rate,
+            What::Episode { .. } => Kind::Episode,
             What::Capture { .. } => Kind::Capture,
             What::Notice(_) => Kind::Notice,
         }
@@ -126,6 +135,7 @@ struct Inner {
     /// Records so far.
     next: u64,
     kept: [Kept; Kind::ALL.len()],
+    story: Option<StoryReport>,
     closed: bool,
 }
 
@@ -136,7 +146,7 @@ pub struct Log(Mutex<Inner>);
 impl Log {
     /// An empty log of an interface.
     pub fn new(iface: impl Into<String>) -> Self {
-        Self(Mutex::new(Inner { iface: iface.into(), next: 0, kept: Default::default(), closed: false }))
+        Self(Mutex::new(Inner { iface: iface.into(), next: 0, kept: Default::default(), story: None, closed: false }))
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -164,6 +174,16 @@ impl Log {
     /// The interface has another name now.
     pub fn rename(&self, iface: &str) {
         iface.clone_into(&mut self.inner().iface);
+    }
+
+    /// What the events amount to so far; `None` before the first look.
+    pub fn story(&self) -> Option<StoryReport> {
+        self.inner().story.clone()
+    }
+
+    /// The events amount to this.
+    pub fn set_story(&self, story: StoryReport) {
+        self.inner().story = Some(story);
     }
 
     /// Nothing will be added any more.

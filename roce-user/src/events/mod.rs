@@ -17,8 +17,8 @@ mod server;
 
 use std::os::{linux::net::SocketAddrExt as _, unix::net::SocketAddr};
 
-pub use client::{Events, Item, agents, connect};
-pub use line::{EventLine, Kind, direction_name};
+pub use client::{Events, Item, agents, connect, story};
+pub use line::{EventLine, Kind, direction_name, tap_name};
 pub use log::{Cursor, HISTORY, Log, Record, Wall, What};
 pub use server::Server;
 
@@ -37,12 +37,16 @@ pub struct Request {
     /// Kinds wanted; none = all.
     #[serde(default)]
     pub kinds: Vec<Kind>,
+    /// No events, but what they amount to so far.
+    #[serde(default)]
+    pub story: bool,
 }
 
 /// Kinds of the lines that are no event: the log was read to its end, records were lost, the reader is refused.
 mod control {
     pub(super) const END: &str = "end";
     pub(super) const LOST: &str = "events_lost";
+    pub(super) const STORY: &str = "story";
     pub(super) const REFUSED: &str = "refused";
 }
 

@@ -153,6 +153,15 @@ async fn read(stream: UnixStream, log: &Log) -> io::Result<()> {
     let mut from = BufReader::new(from.take(REQUEST_BYTES));
     timeout(ASKED, from.read_line(&mut asked)).await??;
     let request: Request = serde_json::from_str(&asked)?;
+    if request.story {
+        // Before the first look, a second after the start, nothing is known.
+        let mut told = json!({"schema": SCHEMA, "kind": control::STORY, "iface": log.iface()});
+        if let Some(story) = log.story() {
+            (told["flows"], told["findings"]) = (json!(story.flows), json!(story.findings));
+        }
+        to.write_all(format!("{told}\n").as_bytes()).await?;
+        return to.shutdown().await;
+    }
     let kinds: Vec<Kind> =
         Kind::ALL.iter().copied().filter(|k| request.kinds.is_empty() || request.kinds.contains(k)).collect();
     let mut cursor = log.start();

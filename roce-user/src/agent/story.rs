@@ -1,0 +1,279 @@
+//! What the events of the BPF programs amount to: episodes with cause and place, by the explainer that the inspector
+//! uses too, and what they mean. Knows neither sockets nor maps.
+//!
+//! Live there is less to go by than in a capture: ACKs and the starts of READs make no event, and the silence before a
+//! packet is known where it starts a run. Causes that rest on them are told as the nearest that does not.
+
+use std::collections::HashMap;
+
+use roce_common::{
+    abi::{Event, EventKind, FlowKey, Space, Tap},
+    facts::Recovery,
+    flow::Flow,
+    psn::{Account, Episode, Explainer, Fate, Outcome, Passing, Psn, Tally},
+    units::{Nanos, Qpn},
+    wire::{Aeth, Kind, Opcode, Syndrome},
+};
+
+use crate::{
+    export::story::{FlowStory, StoryReport},
+    findings::{Code, Evidence, Findings, episodes},
+};
+
+/// Most flows with a story, each about 1 kB. Flows to which nothing happens have none.
+const MOST_FLOWS: usize = 16_384;
+
+/// What happened to one flow.
+#[derive(Default)]
+struct Told {
+    explainer: Explainer,
+    tally: Tally,
+    recovery: Recovery,
+    /// UDP source port of its newest event; 0 before the first.
+    port: u16,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Story {
+    flows: HashMap<FlowKey, Told>,
+    findings: Findings,
+}
+
+impl Story {
+    /// Takes an event; `tell` hears the episodes that it ends.
+    pub(super) fn event(&mut self, event: &Event, mut tell: impl FnMut(FlowKey, Episode)) {
+        let (Some(kind), Some(opcode)) = (EventKind::from_number(event.kind), Opcode::new(event.opcode)) else {
+            return;
+        };
+        if matches!(kind, EventKind::Cnp | EventKind::CnpSent) {
+            return;
+        }
+        let space = if opcode.kind() == Kind::Response { Space::Response } else { Space::Request };
+        let key = FlowKey::new(event.tap, event.src, event.dst, Qpn::new(event.dest_qp), space);
+        let (psn, at) = (Psn::new(event.psn), Nanos(event.time_ns));
+        let account = Account::from_bits(event.account);
+        if account.is_notable() {
+            let known_port = self.flows.get(&key).map_or(0, |told| told.port);
+            if account.outcome() == Outcome::Discontinuity {
+                let new_port = known_port != 0 && known_port != event.src_port;
+                let code = if new_port { Code::QpnReuse } else { Code::PsnDiscontinuity };
+                let evidence = Evidence { frame: None, time: at, psn: Some(psn), what: "goes on at another PSN" };
+                self.findings.note(code, key, evidence);
+            }
+            let silence = match kind {
+                EventKind::RunStarted => Nanos::from_micros(event.value.into()),
+                _ => Nanos(0),
+            };
+            let passing = Passing { psn, opcode, silence, at };
+            self.with(
+                key,
+                |told, tell| {
+                    told.port = event.src_port;
+                    told.explainer.packet(account, &passing, tell);
+                },
+                &mut tell,
+            );
+        }
+        if matches!(kind, EventKind::Nak | EventKind::RnrNak) && event.refused_qp != 0 {
+            let refused = self.refused(event);
+            let syndrome = Aeth { raw_syndrome: event.value as u8, msn: 0 }.syndrome();
+            let fate = Fate::from_number(event.fate).unwrap_or(Fate::Unknown);
+            self.with(
+                refused,
+                |told, _| match syndrome {
+                    Syndrome::PsnSequence => told.explainer.sequence_nak(psn, fate, at),
+                    Syndrome::RnrNak(timer) => told.explainer.rnr_nak(psn, timer, at),
+                    _ => {}
+                },
+                &mut tell,
+            );
+        }
+    }
+
+    /// The flow that a NAK refuses. It passes the interface's other direction, or the same one on a mirror port.
+    fn refused(&self, nak: &Event) -> FlowKey {
+        let of = |tap: Tap| FlowKey::new(tap, nak.dst, nak.src, Qpn::new(nak.refused_qp), Space::Request);
+        let (across, here) = (of(nak.tap.opposite()), of(nak.tap));
+        if !self.flows.contains_key(&across) && self.flows.contains_key(&here) { here } else { across }
+    }
+
+    /// Lets the flow of `key` hear something, where it has or finds a place.
+    fn with(
+        &mut self,
+        key: FlowKey,
+        hear: impl FnOnce(&mut Told, &mut dyn FnMut(Episode)),
+        tell: &mut impl FnMut(FlowKey, Episode),
+    ) {
+        if self.flows.len() >= MOST_FLOWS && !self.flows.contains_key(&key) {
+            return;
+        }
+        let told = self.flows.entry(key).or_default();
+        let mut ended = Vec::new();
+        hear(told, &mut |episode| ended.push(episode));
+        for episode in ended {
+            told.tally.add(&episode);
+            told.recovery.episode(&episode);
+            episodes::note(&mut self.findings, key, &episode, evidence(&episode));
+            tell(key, episode);
+        }
+    }
+
+    /// Time has passed: what unreliable connections lost is given up.
+    pub(super) fn tick(&mut self, now: Nanos, mut tell: impl FnMut(FlowKey, Episode)) {
+        let keys: Vec<FlowKey> = self.flows.keys().copied().collect();
+        for key in keys {
+            self.with(key, |told, tell| told.explainer.tick(now, tell), &mut tell);
+        }
+    }
+
+    /// Forgets the flows that are no longer there. What was found stays found.
+    pub(super) fn keep_only(&mut self, live: &[(FlowKey, Flow)]) {
+        let known: std::collections::HashSet<FlowKey> =
+            live.iter().map(|(key, _)| *key).filter(|key| self.flows.contains_key(key)).collect();
+        self.flows.retain(|key, _| known.contains(key));
+    }
+
+    /// What happened so far, for other processes.
+    pub(super) fn report(&self, tap_name: impl Fn(Tap) -> String) -> StoryReport {
+        let flows = self.flows.iter().filter(|(_, told)| told.tally != Tally::default());
+        StoryReport {
+            flows: flows
+                .map(|(key, told)| FlowStory::new(key, &told.tally, &told.recovery, tap_name(key.tap)))
+                .collect(),
+            findings: self.findings.report(tap_name),
+        }
+    }
+}
+
+/// The packets that an episode knows of.
+fn evidence(episode: &Episode) -> impl Iterator<Item = Evidence> + Clone {
+    let e = &episode.evidence;
+    let shown = |psn: Psn, time: Nanos, what| Evidence { frame: None, time, psn: Some(psn), what };
+    [
+        e.gap.map(|gap| shown(gap.psn, gap.at, "never came, or came again later")),
+        e.nak.map(|nak| shown(nak.seen.psn, nak.seen.at, "NAK")),
+        e.rnr.map(|rnr| shown(rnr.seen.psn, rnr.seen.at, "RNR NAK")),
+        e.refill.map(|at| shown(episode.first, at, "the repeat begins")),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use roce_common::{
+        abi::Direction,
+        psn::{Cause, Location, Observed, Tracker},
+        units::Addr,
+    };
+
+    use super::*;
+
+    const OUT: Tap = Tap::new(3, Direction::Egress);
+    const A: Addr = Addr::v4([10, 0, 0, 1]);
+    const B: Addr = Addr::v4([10, 0, 0, 2]);
+
+    fn event(kind: EventKind, opcode: u8, psn: u32) -> Event {
+        Event {
+            time_ns: 0,
+            kind: kind as u32,
+            tap: OUT,
+            src: A,
+            dst: B,
+            dest_qp: 17,
+            psn,
+            value: 0,
+            src_port: 50_000,
+            opcode,
+            tos: 0,
+            account: 0,
+            fate: 0,
+            refused_qp: 0,
+        }
+    }
+
+    /// Feeds WRITE MIDDLEs of these PSNs through a tracker, as the BPF side does, and their notable accounts to a story.
+    struct Dialogue {
+        story: Story,
+        tracker: Tracker,
+        time: u64,
+        told: Vec<(FlowKey, Episode)>,
+    }
+
+    impl Dialogue {
+        fn new() -> Self {
+            Self { story: Story::default(), tracker: Tracker::default(), time: 0, told: Vec::new() }
+        }
+
+        fn hear(&mut self, event: Event) {
+            let told = &mut self.told;
+            self.story.event(&event, |key, episode| told.push((key, episode)));
+        }
+
+        fn send(&mut self, psns: impl IntoIterator<Item = u32>, silence_us: u32) {
+            let mut silence = silence_us;
+            for psn in psns {
+                self.time += 1_000 + u64::from(silence) * 1_000;
+                let opcode = Opcode::new(0x07).expect("WRITE MIDDLE");
+                let account = self.tracker.observe(&Observed::new(opcode, Psn::new(psn), 1_024, 0));
+                let kind = if account.run_started() { EventKind::RunStarted } else { EventKind::Sample };
+                let plain = event(kind, opcode.get(), psn);
+                self.hear(Event { time_ns: self.time, account: account.bits(), value: silence, ..plain });
+                silence = 1;
+            }
+        }
+
+        fn nak(&mut self, psn: u32) {
+            let fate = self.tracker.note_sequence_nak(Psn::new(psn)) as u32;
+            let plain = event(EventKind::Nak, 0x11, psn);
+            let (tap, time_ns) = (OUT.opposite(), self.time);
+            self.hear(Event { tap, src: B, dst: A, dest_qp: 99, value: 0x60, fate, refused_qp: 17, time_ns, ..plain });
+        }
+    }
+
+    #[test]
+    fn a_nak_from_the_other_direction_explains_the_repeat() {
+        let mut d = Dialogue::new();
+        d.send(0..20, 1);
+        d.nak(15);
+        d.send(15..30, 1);
+        assert_eq!(d.told.len(), 1, "{:?}", d.told);
+        let (key, episode) = d.told[0];
+        assert_eq!((key.tap, key.dest_qp(), key.space()), (OUT, Qpn::new(17), Space::Request));
+        assert_eq!((episode.cause, episode.location, episode.packets), (Cause::GoBackN, Location::AfterTap, 5));
+        let report = d.story.report(|tap| format!("x/{}", tap.ifindex()));
+        assert_eq!(report.flows.len(), 1);
+        assert_eq!(report.flows[0].episodes[0].cause, "go_back_n");
+        assert!(report.findings.iter().any(|f| f.code == "loss-after-tap"), "{:?}", report.findings);
+    }
+
+    #[test]
+    fn silence_before_a_repeat_is_a_timeout_and_gone_flows_are_forgotten() {
+        let mut d = Dialogue::new();
+        d.send(0..20, 1);
+        d.send(10..30, 67_000);
+        let [(key, episode)] = d.told[..] else { panic!("{:?}", d.told) };
+        assert_eq!((episode.cause, episode.packets, episode.lost), (Cause::Timeout, 10, 0));
+        d.story.keep_only(&[(key, Flow::default())]);
+        assert_eq!(d.story.report(|_| String::new()).flows.len(), 1);
+        d.story.keep_only(&[]);
+        let report = d.story.report(|_| String::new());
+        assert!(report.flows.is_empty() && report.findings.iter().any(|f| f.code == "timeout-retransmit"));
+    }
+
+    #[test]
+    fn a_flood_of_disturbed_flows_is_bounded() {
+        let mut story = Story::default();
+        let mut tracker = Tracker::default();
+        let opcode = Opcode::new(0x07).expect("WRITE MIDDLE");
+        let mut observe = |psn| tracker.observe(&Observed::new(opcode, Psn::new(psn), 1_024, 0));
+        observe(0);
+        let gap = observe(9).bits();
+        for qp in 0..2 * MOST_FLOWS as u32 {
+            let plain = event(EventKind::Gap, opcode.get(), 9);
+            story.event(&Event { dest_qp: qp, account: gap, ..plain }, |_, _| {});
+        }
+        assert_eq!(story.flows.len(), MOST_FLOWS);
+    }
+}
