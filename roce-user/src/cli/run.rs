@@ -71,9 +71,9 @@ pub(super) struct RunArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    capture: CaptureArgs,
-    #[command(flatten)]
     dcqcn: Dcqcn,
+    #[command(flatten)]
+    capture: CaptureArgs,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
