@@ -1,7 +1,11 @@
 //! The same packet captured twice, as by an `any` interface or a mirror of two ports; not to be confused with the sender's
 //! repeating it.
 
-use roce_common::{units::Nanos, wire::IpVersion, wire::Packet};
+use roce_common::{
+    psn::Psn,
+    units::Nanos,
+    wire::{IpVersion, Packet},
+};
 
 use crate::inspect::{attribution::FlowIndex, capture::Frame};
 
@@ -9,7 +13,7 @@ use crate::inspect::{attribution::FlowIndex, capture::Frame};
 const MEMORY: usize = 4_096;
 /// A copy with the same IP identification passes within this; a sender's counter does not come round in that time.
 const WITHIN: Nanos = Nanos::from_millis(100);
-/// Without an identification (IPv6, or 0) a repeat has the same bytes. A repeat takes a round trip and a NAK or a timer;
+/// Without an identification (IPv6, or 0, or always the same) a repeat has the same bytes, ICRC included. A repeat takes a round trip and a NAK or a timer;
 /// a copy passes as quickly as a host forwards.
 const WITHIN_WITHOUT_ID: Nanos = Nanos::from_micros(100);
 
@@ -28,30 +32,54 @@ impl Default for Copies {
     }
 }
 
-impl Copies {
-    /// Remembers the packet of `flow` in `frame`; whether it is a copy of one that passed just before. Needs the bytes of
-    /// the ICRC, which covers everything but what routers change.
+/// What a flow's IP identifications are worth: some senders put the same one, or none, into every packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Identification {
+    newest: u16,
+    psn: Psn,
+    constant: bool,
+}
+
+impl Identification {
+    /// The identification of the next packet, if it tells packets apart.
     #[inline]
-    pub(super) fn pass(&mut self, frame: &Frame<'_>, p: &Packet, flow: FlowIndex) -> bool {
-        let Some(icrc) = frame.bytes.get(p.icrc_offset()..).and_then(|b| b.first_chunk::<4>()) else { return false };
-        let id = match p.ip {
-            IpVersion::V4 => frame
-                .bytes
-                .get(usize::from(p.l3_offset) + 4..)
-                .and_then(|b| b.first_chunk())
-                .map_or(0, |b| u16::from_be_bytes(*b)),
-            IpVersion::V6 => 0,
-        };
-        // ACKs that say the same are the same bytes.
-        if id == 0 && p.payload_len == 0 {
-            return false;
+    fn next(&mut self, frame: &Frame<'_>, p: &Packet) -> Option<u16> {
+        if p.ip == IpVersion::V6 {
+            return None;
         }
+        let id = u16::from_be_bytes(*frame.bytes.get(usize::from(p.l3_offset) + 4..)?.first_chunk()?);
+        self.constant |= id == self.newest && p.bth.psn != self.psn;
+        (self.newest, self.psn) = (id, p.bth.psn);
+        (id != 0 && !self.constant).then_some(id)
+    }
+}
+
+impl Copies {
+    /// Remembers the packet of `flow` in `frame`; whether it is a copy of one that passed just before.
+    #[inline]
+    pub(super) fn pass(
+        &mut self,
+        frame: &Frame<'_>,
+        p: &Packet,
+        flow: FlowIndex,
+        identification: &mut Identification,
+    ) -> bool {
+        let (mark, within) = match identification.next(frame, p) {
+            Some(id) => (u64::from(id), WITHIN),
+            // ACKs that say the same are the same bytes.
+            None if p.payload_len == 0 => return false,
+            None => {
+                // It covers everything but what routers change.
+                let Some(icrc) = frame.bytes.get(p.icrc_offset()..).and_then(|b| b.first_chunk::<4>()) else {
+                    return false;
+                };
+                (u64::from(u32::from_ne_bytes(*icrc)), WITHIN_WITHOUT_ID)
+            }
+        };
         let psn = p.bth.psn.get();
-        let mut fingerprint = u64::from(u32::from_ne_bytes(*icrc)) << 32 | u64::from(psn) << 8;
-        fingerprint ^=
-            u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (flow as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        let fingerprint = (mark << 32 | u64::from(psn) << 8 | u64::from(p.bth.opcode.get()))
+            ^ (flow as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
         let slot = &mut self.0[(psn as usize ^ flow.wrapping_mul(0x9e5)) % MEMORY];
-        let within = if id == 0 { WITHIN_WITHOUT_ID } else { WITHIN };
         let copy = slot.fingerprint == fingerprint && frame.time.0.abs_diff(slot.at) <= within.0;
         *slot = Passed { fingerprint, at: frame.time.0 };
         copy

@@ -7,6 +7,8 @@ use roce_common::{
 
 use crate::{facts::FlowFacts, findings::Evidence, inspect::attribution::FlowIndex};
 
+use super::copies::Identification;
+
 /// A frame that may become evidence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mark {
@@ -39,6 +41,8 @@ pub(super) struct FlowMemory {
     pub(super) run: Option<Mark>,
     /// The payload of its FIRST and MIDDLE packets.
     pub(super) segment: u16,
+    /// Its IP identifications.
+    pub(super) identification: Identification,
     /// Packets captured twice.
     pub(super) copies: u64,
     /// The source port of its newest packet in order.

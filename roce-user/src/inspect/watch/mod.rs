@@ -99,7 +99,7 @@ impl Watch {
         if seen.packet.ecn() == Ecn::Ce {
             memory.ce.get_or_insert(mark);
         }
-        if self.copies.pass(frame, &seen.packet, flow) {
+        if self.copies.pass(frame, &seen.packet, flow, &mut memory.identification) {
             memory.copies += 1;
             if is_captured_twice(memory.copies, memory.facts.packets() + 1) {
                 self.findings.show(Code::DuplicateCapture, key_of(seen), mark.evidence("copy"));

@@ -179,6 +179,23 @@ const CAPTURES: &[Case] = &[
         s.copies = 2;
         undisturbed(s, 0);
     }),
+    ("every packet twice, headers only", &[Code::DuplicateCapture], |s| {
+        (s.copies, s.snap) = (2, 80);
+        undisturbed(s, 0);
+    }),
+    ("every packet twice, without IP identification", &[Code::DuplicateCapture], |s| {
+        (s.copies, s.ip_id) = (2, 0);
+        undisturbed(s, 0);
+    }),
+    ("repeated packet by packet, without IP identification", &[Code::SpuriousRetransmit], |s| {
+        s.ip_id = 0;
+        for psn in 0..100 {
+            s.send([psn]);
+            s.now += 200_000;
+            s.send([psn]);
+        }
+        s.ack(99);
+    }),
     ("a few packets twice", &[Code::SpuriousRetransmit], |s| {
         undisturbed(s, 0);
         s.copies = 2;

@@ -34,6 +34,7 @@ pub(super) struct Story {
     number: u64,
     pub(super) tos: u8,
     pub(super) answer_tos: u8,
+    /// Counted on, unless it is 0.
     pub(super) ip_id: u16,
     pub(super) opcode: Opcode,
     pub(super) payload: usize,
@@ -139,7 +140,7 @@ impl Story {
                 wire_len: bytes.len(),
             });
         }
-        self.ip_id = self.ip_id.wrapping_add(1).max(1);
+        self.ip_id += u16::from(self.ip_id != 0);
     }
 
     fn path(&self, (src, dst): (Addr, Addr), src_port: u16, tos: u8) -> emit::Path {
