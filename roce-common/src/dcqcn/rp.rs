@@ -10,6 +10,9 @@ use super::{
 };
 use crate::units::{Nanos, Rate};
 
+/// An idle flow is looked at at least once in this many timer periods: how late it may be raised once it sends again.
+const IDLE_LOOK: u64 = 64;
+
 /// What a CNP did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reaction {
@@ -237,15 +240,16 @@ impl Rp {
     /// in between, and a caller that steers many queue pairs may bundle them. α needs no deadline, it is brought up to date
     /// when it is used; nor does the byte counter, whose bytes are told when the timer's time has come.
     ///
-    /// A flow that idles is looked at less and less often, since only bytes can raise it; a caller that learns that it
-    /// sends again need not wait for the deadline.
+    /// A flow that idles is looked at less and less often, down to once in 64 periods, since only bytes can raise
+    /// it; a caller that learns that it sends again need not wait for the deadline.
     pub fn next_deadline(&self) -> Nanos {
         let after = |at: Nanos, time: u64| Nanos(at.0.saturating_add(time));
+        let longest = self.timer_period().saturating_mul(IDLE_LOOK);
         let forgets = match self.params.idle_restart.0 {
             0 => Nanos(u64::MAX),
             _ if self.params.usage == 0 => Nanos(u64::MAX),
-            // Once it has, it looks for bytes at that interval.
-            time if self.forgotten(self.seen) => after(self.seen, time),
+            // Once it has, only bytes matter.
+            time if self.forgotten(self.seen) => after(self.seen, time.max(self.timer_period()).min(longest)),
             time => after(self.busy_until, time),
         };
         match self.at_ceiling_since {
@@ -253,7 +257,7 @@ impl Rp {
             Some(since) => after(since, self.timer_period()),
             None if self.params.usage == 0 => self.timer_at,
             None => {
-                let idle = self.seen.since(self.busy_until).0;
+                let idle = self.seen.since(self.busy_until).0.min(longest);
                 after(self.seen, idle).max(self.timer_at).min(forgets.max(self.timer_at))
             }
         }

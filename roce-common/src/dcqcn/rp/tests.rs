@@ -121,8 +121,7 @@ fn an_idle_flow_is_looked_at_ever_less_often() {
         rp.advance(at, Some(0));
         looks += 1;
     }
-    // A handful until it is forgotten, then one per `idle_restart`.
-    assert!(looks < hour / p.idle_restart.0 + 20, "{looks}");
+    assert!(looks < hour / (IDLE_LOOK * p.timer.0) + 20, "{looks}");
     assert_eq!(rp.rate(), p.start_rate);
     // What it sends then counts at the next look, however late.
     let since = rp.seen.0;
