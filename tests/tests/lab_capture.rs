@@ -172,12 +172,11 @@ fn the_headers_around_a_gap_go_into_a_file() {
         for packet in &recorded.packets {
             assert_eq!((packet.bytes.len(), packet.wire_len, packet.flags), (HEADERS, WIRE, 1), "{ingress}");
             let comments: Vec<_> = packet.comments.iter().map(String::as_str).collect();
-            match packet.psn() {
-                12 => {
-                    assert!(comments[0].starts_with("gap: 2 PSNs missing before PSN 12, 10.66.1.1 > "), "{comments:?}")
-                }
-                _ => assert!(comments.is_empty(), "{comments:?}"),
-            }
+            let right = match packet.psn() {
+                12 => comments[0].starts_with("gap: 2 PSNs missing before PSN 12, 10.66.1.1 > "),
+                _ => comments.is_empty(),
+            };
+            assert!(right, "{comments:?}");
         }
         assert!(recorded.about[0].contains("5 packets up to this, 4 behind it; the headers"), "{:?}", recorded.about);
         assert_eq!((recorded.received, recorded.dropped), (9, 0));

@@ -24,7 +24,7 @@ pub use controller::{Controller, News, Order, Progress, Running, Wait};
 pub use open::{Agent, Plan, detected_link_rate};
 pub use publish::RateChange;
 pub use reaction::Reactions;
-pub use report::{FlowLine, LiveFacts, Output, flow_lines};
+pub use report::{FlowLine, Output, flow_lines};
 
 use roce_common::units::Nanos;
 

@@ -11,7 +11,7 @@ use anyhow::Result;
 use roce_common::{
     abi::{Counter, Counters, Direction, FlowKey, PeerQp, Space},
     flow::Flow,
-    units::{Addr, Ecn, Nanos},
+    units::{Addr, Nanos},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -39,30 +39,9 @@ pub struct FlowLine {
     /// Frame bits per second its queue pair is limited to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bps: Option<u64>,
-    /// Of the facts that a capture has, those that are known live.
-    pub facts: LiveFacts,
     /// Its episodes by cause and place, where an agent tells; in `roce flows`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub episodes: Option<Value>,
-}
-
-/// Facts of a flow that need no look at every packet, under the names that they have in a capture's report.
-#[derive(Clone, Debug, Serialize)]
-pub struct LiveFacts {
-    /// Share of packets that are CE.
-    pub ce_share: f64,
-    /// UDP source port of the newest packet.
-    pub src_port: u16,
-    /// Noticing and repairing, where an agent tells; in `roce flows`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub recovery_ns: Option<Value>,
-}
-
-impl LiveFacts {
-    fn of(flow: &Flow) -> Self {
-        let ce = flow.ecn[Ecn::Ce as usize] as f64;
-        Self { ce_share: ce / flow.packets.max(1) as f64, src_port: flow.src_port, recovery_ns: None }
-    }
 }
 
 /// The flows of one interface's maps as report lines, the busiest first, at most as many as a report takes; and how many
@@ -98,7 +77,6 @@ pub fn flow_lines(
                 limit_bps: (key.tap.direction() == Direction::Egress)
                     .then(|| limit(maps, PeerQp::new(key.dst, key.dest_qp())))
                     .flatten(),
-                facts: LiveFacts::of(&flow),
                 episodes: None,
             }
         })

@@ -40,7 +40,7 @@ pub(super) struct FlowsArgs {
 
 const EXAMPLES: &str = "\
 Counters come from the pinned maps. Why packets were repeated and where they were lost is told by the agent (`roce run`), since it
-started; without one the counters remain. What needs every packet, such as round trips and messages, only `roce inspect` has.
+started; without one the counters remain. What needs every packet, such as round trips, only `roce inspect` has.
 
 Examples:
   roce flows                       a table of every attached interface

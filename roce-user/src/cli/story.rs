@@ -28,7 +28,7 @@ pub(super) fn add(lines: &mut [FlowLine], story: &Value) {
         let f = &line.flow;
         let key = (f.tap.clone(), f.src.to_string(), f.dst.to_string(), f.dest_qp.into(), f.space.to_owned());
         if let Some(told) = told.get(&key) {
-            line.facts.recovery_ns = Some(told["recovery_ns"].clone());
+            line.flow.facts.told_recovery = Some(told["recovery_ns"].clone());
             line.episodes = Some(told["episodes"].clone());
         }
     }

@@ -8,6 +8,7 @@ use roce_common::{
     units::Ecn,
 };
 use serde::Serialize;
+use serde_json::Value;
 
 use super::FlowFacts;
 
@@ -103,6 +104,9 @@ pub struct FactsReport {
     /// Path MTU in bytes, once a packet has shown it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u32>,
+    /// Noticing and repairing, as an agent has told it; who sees every packet has it in `measured`.
+    #[serde(rename = "recovery_ns", skip_serializing_if = "Option::is_none")]
+    pub told_recovery: Option<Value>,
     /// What needs every packet or its time.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredReport>,
@@ -152,6 +156,7 @@ impl FactsReport {
             ce_share: share(flow.ecn[Ecn::Ce as usize], flow.packets),
             src_port: flow.src_port,
             path_mtu: (flow.tracker.pmtu != 0).then_some(flow.tracker.pmtu),
+            told_recovery: None,
             measured: facts.map(|facts| MeasuredReport::new(flow, facts)),
         }
     }
