@@ -30,6 +30,12 @@ impl Reactions {
         self.max_ns = self.max_ns.max(ns);
     }
 
+    /// Those that came after `earlier`; the slowest is still that of all.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let counts = self.counts.iter().zip(&earlier.counts).map(|(now, then)| now.saturating_sub(*then)).collect();
+        Self { counts, count: self.count.saturating_sub(earlier.count), max_ns: self.max_ns }
+    }
+
     /// How many there were.
     pub const fn count(&self) -> u64 {
         self.count
@@ -88,6 +94,12 @@ mod tests {
             assert!(got >= want && got <= want * 1.126, "{share}: {got}");
         }
         assert_eq!((r.count(), r.max()), (1_000, Duration::from_millis(1)));
+        let before = r.clone();
+        r.add(100);
+        assert_eq!(
+            (r.since(&before).count(), r.since(&before).percentile(0.5) <= Duration::from_nanos(113)),
+            (1, true)
+        );
     }
 
     #[test]

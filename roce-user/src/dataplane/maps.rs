@@ -26,6 +26,8 @@ unsafe impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Pod for Abi<T
 
 /// `BPF_EXIST` of linux/bpf.h: update what is there, and nothing else.
 const BPF_EXIST: u64 = 2;
+/// `BPF_NOEXIST`: add what is not there.
+const BPF_NOEXIST: u64 = 1;
 
 type Hash<K, V> = HashMap<MapData, Abi<K>, Abi<V>>;
 
@@ -184,8 +186,9 @@ impl Maps {
         if self.rates.insert(Abi(key), Abi(rate), BPF_EXIST).is_ok() {
             return Ok(());
         }
-        if self.pace.get(&Abi(key), 0).is_err() {
-            self.pace.insert(Abi(key), Abi(PaceCell::default()), 0).context("cannot add a limiter")?;
+        match self.pace.insert(Abi(key), Abi(PaceCell::default()), BPF_NOEXIST) {
+            Err(MapError::SyscallError(e)) if e.io_error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            done => done.context("cannot add a limiter")?,
         }
         self.rates.insert(Abi(key), Abi(rate), 0).context("cannot set a rate")
     }

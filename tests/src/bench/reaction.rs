@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use roce_common::{
     abi::{IngressMode, PeerQp, Role},
     dcqcn::params::RpParams,
-    units::{Addr, Qpn, Rate},
+    units::{Addr, Nanos, Qpn, Rate},
     wire::source_port,
 };
 use roce_user::{
@@ -40,7 +40,9 @@ const LINE: Rate = Rate::from_bits_per_sec(1_000_000_000);
 /// Between two packets of the limited queue pair.
 const SPACING: Duration = Duration::from_micros(50);
 /// Between two CNPs, and between two CE marks: the loop comes to rest.
-const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(4);
+/// Within that pause the rate rises once.
+const RISE: Nanos = Nanos::from_millis(2);
 /// A reaction that takes longer is missing.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -137,11 +139,11 @@ impl Report {
     }
 }
 
-/// A reaction point that a CNP cuts by a tenth and that is back before the next: every CNP is a new rate, and the queue
-/// pair is never so slow that its packets wait.
+/// A reaction point that a CNP cuts by a tenth and that has risen before the next, but not before a packet met the cut:
+/// every CNP is a new rate, and the queue pair is never so slow that its packets wait.
 fn rp() -> RpParams {
     let params = roce_common::dcqcn::Params::paper(LINE).rp;
-    RpParams { min_rate: Rate::from_bits_per_sec(900_000_000), ..params }
+    RpParams { min_rate: Rate::from_bits_per_sec(900_000_000), timer: RISE, ..params }
 }
 
 fn options(pair: &Pair, ingress: IngressMode, pacer: Option<&dyn Pacer>) -> Result<Options> {
