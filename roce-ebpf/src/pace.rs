@@ -33,6 +33,10 @@ const NOEXIST: u64 = 1;
 /// `BPF_SKB_TSTAMP_DELIVERY_MONO`: the departure time is on CLOCK_MONOTONIC (Linux 5.18).
 const DELIVERY_MONO: u32 = 1;
 
+/// Whether the kernel has `bpf_skb_set_tstamp`; set by the loader. The verifier knows it and passes over the other branch.
+#[unsafe(no_mangle)]
+static HAS_SET_TSTAMP: u8 = 1;
+
 /// Whether the controller is alive: a dead or stopped one must not leave the host throttled.
 #[inline(always)]
 fn controller_alive(cfg: &Config, now: u64) -> bool {
@@ -95,12 +99,34 @@ pub(crate) fn pace(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packet)
     } else {
         Rate::from_bytes_per_sec(rate.bytes_per_sec).time_for(len).0
     };
-    let Some(departure) = book(cell, now + LEAD_NS, cost) else {
+    let Some(departure) = book(cell, earliest(ctx, now), cost) else {
         tally.add(Counter::PaceContended);
         return;
     };
-    // SAFETY: the context of this program run. It fails on packets that are not IP only, which ours are.
-    let _ip_always = unsafe { bpf_skb_set_tstamp(ctx.skb.skb, departure, DELIVERY_MONO) };
+    depart_at(ctx, departure);
+}
+
+/// The packet departs neither now nor before a time that somebody else gave it. What is not a time of CLOCK_MONOTONIC within
+/// the horizon is no departure time: newer rxe stamps packets with now, others with the wall clock.
+#[inline(always)]
+fn earliest(ctx: &TcContext, now: u64) -> u64 {
+    // SAFETY: the context of this program run.
+    let given = unsafe { (*ctx.skb.skb).tstamp };
+    let lead = now + LEAD_NS;
+    if given > lead && given < now + HORIZON_NS { given } else { lead }
+}
+
+/// Tells fq when the packet departs.
+#[inline(always)]
+fn depart_at(ctx: &TcContext, departure: u64) {
+    // SAFETY: a byte of our own read-only data.
+    if unsafe { (&raw const HAS_SET_TSTAMP).read_volatile() } != 0 {
+        // SAFETY: the context of this program run. It fails on packets that are not IP only, which ours are.
+        let _ip_always = unsafe { bpf_skb_set_tstamp(ctx.skb.skb, departure, DELIVERY_MONO) };
+    } else {
+        // SAFETY: the context of this program run. Before Linux 5.18 fq takes the field for CLOCK_MONOTONIC.
+        unsafe { (*ctx.skb.skb).tstamp = departure };
+    }
 }
 
 /// Limits a queue pair at the start rate, by its first data packet: user space learns of it only when the packets behind

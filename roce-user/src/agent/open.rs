@@ -55,6 +55,8 @@ pub struct Agent {
     pub(super) controller: Option<Controller>,
     /// Name of the pacer.
     pub(super) pacer: &'static str,
+    /// The qdisc it works by.
+    pub(super) qdisc: String,
     /// Why that pacer, where it was not asked for.
     pub(super) pacer_reason: Option<String>,
     /// The rate at which queue pairs start, where they are held to one.
@@ -153,7 +155,7 @@ impl Agent {
         // A foreign root qdisc is found before anything is attached.
         let pacing = s.role == config::Role::Host && s.pacer != Some(config::Pacer::Off);
         if pacing {
-            pacer::refuse_foreign(&plan.link.name, Netlink::open()?.root_qdisc(plan.link.index)?.as_ref(), s.pacer)?;
+            pacer::refuse_foreign(&plan.link.name, &Netlink::open()?.qdiscs(plan.link.index)?, s.pacer)?;
         }
         let mut attachment = dataplane::attach(&options)?;
         if plan.keep {
@@ -200,13 +202,14 @@ impl Agent {
             core.add_local(*local);
         }
         let wait = if s.busy_poll { Wait::Busy } else { Wait::Sleep };
-        let pacer_name = pacer.name();
+        let (pacer_name, qdisc) = (pacer.name(), pacer.qdisc());
         let controller = Controller::new(plan.link.index, core, maps, pacer, rings, s.link_rate, wait);
         Ok(Self {
             plan,
             attachment,
             controller: Some(controller),
             pacer: pacer_name,
+            qdisc,
             pacer_reason,
             locals,
             flows_seen: 0,

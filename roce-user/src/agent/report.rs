@@ -152,6 +152,7 @@ impl Output {
                 "tc": agent.attachment.tc_hook,
                 "pacer": agent.pacer,
                 "pacer_reason": agent.pacer_reason,
+                "pacer_qdisc": agent.qdisc,
                 "start_rate_bps": agent.start_rate.map(|r| r.bits_per_sec()),
                 "cnp_wait": agent.controller.as_ref().map(|c| c.wait().name()),
                 "link_rate_bps": s.link_rate.bits_per_sec(),
@@ -162,13 +163,14 @@ impl Output {
         }
         let why = |reason: &Option<&str>| reason.map_or(String::new(), |r| format!(" ({r})"));
         self.news.push(format!(
-            "{}: role {}, ingress {}{}, pacer {}{}, link {}",
+            "{}: role {}, ingress {}{}, pacer {}{} [{}], link {}",
             plan.link.name,
             s.role,
             plan.ingress,
             why(&plan.ingress_reason),
             agent.pacer,
             why(&agent.pacer_reason.as_deref()),
+            agent.qdisc,
             tui::bits(s.link_rate.bits_per_sec()),
         ));
         self.draw()

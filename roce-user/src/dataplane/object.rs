@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, anyhow};
 use aya::{
     Ebpf, EbpfLoader,
     programs::{ProgramError, SchedClassifier, Xdp},
+    util::KernelVersion,
 };
 
 use roce_common::abi::CAPTURE_RING_UNUSED;
@@ -12,6 +13,9 @@ use super::pins::{MAPS, Pins};
 
 /// The BPF object this program was built with.
 pub static OBJECT_BYTES: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/roce-ebpf"));
+
+/// `bpf_skb_set_tstamp`, which also says which clock a departure time is on, came with Linux 5.18.
+const SET_TSTAMP_SINCE: KernelVersion = KernelVersion::new(5, 18, 0);
 
 /// The object, its maps created and its programs in the kernel.
 pub struct Object {
@@ -33,9 +37,13 @@ impl Object {
     /// # Errors
     /// As [`Object::load`].
     pub fn load_with(capture_ring: u32) -> Result<Self> {
-        let mut loader = EbpfLoader::new();
-        let mut ebpf =
-            loader.map_max_entries("CAPTURE", capture_ring).load(OBJECT_BYTES).context("cannot create the BPF maps")?;
+        let set_tstamp =
+            u8::from(KernelVersion::current().context("cannot tell the kernel's version")? >= SET_TSTAMP_SINCE);
+        let mut ebpf = EbpfLoader::new()
+            .map_max_entries("CAPTURE", capture_ring)
+            .override_global("HAS_SET_TSTAMP", &set_tstamp, true)
+            .load(OBJECT_BYTES)
+            .context("cannot create the BPF maps")?;
         for name in ["roce_tc_egress", "roce_tc_ingress", "roce_htb"] {
             tc_program(&mut ebpf, name)?.load().map_err(|e| load_error(name, e))?;
         }

@@ -8,44 +8,50 @@ use roce_common::{
     units::{Nanos, Rate},
 };
 
-use super::{FULL_SPEED, Leaving, Pacer, ROOT_HANDLE, drain, is_default, is_ours, refuse_foreign, remove_root};
+use super::{FULL_SPEED, Found, Leaving, Pacer, ROOT_HANDLE, drain, judge, refuse_foreign, remove_root};
 use crate::{
     config,
-    dataplane::Maps,
+    dataplane::{Maps, QDISC_MAJOR},
     netlink::{LinkInfo, Netlink},
 };
 
-// fq's options (linux/pkt_sched.h, TCA_FQ_*). Its defaults would drop: 100 packets a flow, a horizon beyond which
-// packets vanish, and rxe's sockets, being unconnected, share flows by hash.
-const TCA_FQ_PLIMIT: u16 = 1;
-const TCA_FQ_FLOW_PLIMIT: u16 = 2;
-const TCA_FQ_ORPHAN_MASK: u16 = 10;
-const OPTIONS: [(u16, u32); 3] = [(TCA_FQ_PLIMIT, 100_000), (TCA_FQ_FLOW_PLIMIT, 10_000), (TCA_FQ_ORPHAN_MASK, 65_535)];
+/// Somebody's fq that holds fewer packets of a flow than this may drop: rxe has 65 of each queue pair on their way, and
+/// several queue pairs share a flow.
+const FEW_PACKETS: u32 = 1_000;
 
 /// Paces by departure time.
 #[derive(Debug)]
 pub struct Edt {
     ifindex: u32,
     made_root: bool,
+    qdisc: String,
     leaving: HashMap<PeerQp, Leaving>,
 }
 
 impl Edt {
-    /// Uses the fq that is the root qdisc, or makes one in place of the kernel's default.
+    /// Uses the fq that is the root qdisc or stands on every transmit queue, or makes such in place of the kernel's default.
     ///
     /// # Errors
     /// The kernel has no fq, or somebody's qdisc is in the way.
     pub fn open(link: &LinkInfo) -> Result<Self> {
         let mut netlink = Netlink::open()?;
-        let root = netlink.root_qdisc(link.index)?;
         let (ifindex, name) = (link.index, &link.name);
-        if root.as_ref().is_some_and(|q| q.kind == "fq") {
-            return Ok(Self { ifindex, made_root: is_ours(root.as_ref()), leaving: HashMap::new() });
-        }
-        refuse_foreign(name, root.as_ref(), Some(config::Pacer::Edt))?;
-        debug_assert!(is_default(root.as_ref()) || is_ours(root.as_ref()), "refuse_foreign lets nothing else pass");
-        match netlink.add_fq_root(ifindex, ROOT_HANDLE, &OPTIONS) {
-            Ok(()) => Ok(Self { ifindex, made_root: true, leaving: HashMap::new() }),
+        let qdiscs = netlink.qdiscs(ifindex)?;
+        refuse_foreign(name, &qdiscs, Some(config::Pacer::Edt))?;
+        let made = |qdisc: String, made_root| Self { ifindex, made_root, qdisc, leaving: HashMap::new() };
+        let result = match judge(&qdiscs) {
+            Found::Fq { count, flow_limit } => {
+                let small = flow_limit.filter(|l| *l < FEW_PACKETS).map_or(String::new(), |l| {
+                    format!(": flow_limit {l} may drop; 1000000 does not, nor do limit 10000000, orphan_mask 65535 and horizon_cap")
+                });
+                let queues = if count > 1 { format!(" on {count} queues") } else { String::new() };
+                return Ok(made(format!("fq{queues}, as found{small}"), false));
+            }
+            Found::Replaceable { queues: true } => fq_on_every_queue(&mut netlink, ifindex),
+            _ => netlink.add_fq_root(ifindex, ROOT_HANDLE).map(|()| "fq, ours".to_owned()),
+        };
+        match result {
+            Ok(qdisc) => Ok(made(qdisc, true)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 bail!("{name}: this kernel has no fq qdisc (CONFIG_NET_SCH_FQ): use --pacer htb")
             }
@@ -54,17 +60,40 @@ impl Edt {
     }
 }
 
+/// One fq would make one queue of many: an mq root, and an fq on each transmit queue.
+fn fq_on_every_queue(netlink: &mut Netlink, ifindex: u32) -> io::Result<String> {
+    netlink.add_mq_root(ifindex, ROOT_HANDLE)?;
+    let filled = netlink.classes(ifindex).map_err(io::Error::other).and_then(|classes| {
+        let queues: Vec<_> = classes.iter().map(|c| c.handle).filter(|h| h.major == QDISC_MAJOR).collect();
+        queues.iter().try_for_each(|queue| netlink.replace_fq_leaf(ifindex, *queue))?;
+        Ok(queues.len())
+    });
+    match filled {
+        Ok(count) => Ok(format!("mq with fq on {count} queues, ours")),
+        Err(e) => {
+            if let Err(error) = remove_root(netlink, ifindex) {
+                log::error!("{error:#}");
+            }
+            Err(e)
+        }
+    }
+}
+
 impl Edt {
     /// Rates and departure times without an fq to keep them: everything of this pacer but the wire, for measurements where
     /// the kernel has no fq.
     pub fn unkept(ifindex: u32) -> Self {
-        Self { ifindex, made_root: false, leaving: HashMap::new() }
+        Self { ifindex, made_root: false, qdisc: "none".into(), leaving: HashMap::new() }
     }
 }
 
 impl Pacer for Edt {
     fn name(&self) -> &'static str {
         "edt"
+    }
+
+    fn qdisc(&self) -> String {
+        self.qdisc.clone()
     }
 
     fn kind(&self) -> abi::Pacer {

@@ -79,8 +79,7 @@ impl Htb {
     pub fn open(link: &LinkInfo, ebpf: &mut Ebpf) -> Result<Self> {
         let mut netlink = Netlink::open()?;
         let name = &link.name;
-        let root = netlink.root_qdisc(link.index)?;
-        refuse_foreign(name, root.as_ref(), Some(config::Pacer::Htb))?;
+        refuse_foreign(name, &netlink.qdiscs(link.index)?, Some(config::Pacer::Htb))?;
         match netlink.add_htb_root(link.index, ROOT_HANDLE, DIRECT_PACKETS) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -170,6 +169,10 @@ fn attach_filter(name: &str, ebpf: &mut Ebpf) -> Result<SchedClassifierLink> {
 impl Pacer for Htb {
     fn name(&self) -> &'static str {
         "htb"
+    }
+
+    fn qdisc(&self) -> String {
+        "htb, ours".into()
     }
 
     fn kind(&self) -> abi::Pacer {

@@ -63,6 +63,9 @@ pub trait Pacer: Send {
     /// The name shown to the user.
     fn name(&self) -> &'static str;
 
+    /// The qdisc it works by, shown to the user.
+    fn qdisc(&self) -> String;
+
     /// What the egress program has to do for it.
     fn kind(&self) -> abi::Pacer;
 
@@ -130,6 +133,10 @@ impl Pacer for Off {
         "off"
     }
 
+    fn qdisc(&self) -> String {
+        "none of ours".into()
+    }
+
     fn kind(&self) -> abi::Pacer {
         abi::Pacer::Off
     }
@@ -161,21 +168,66 @@ pub(crate) fn is_default(root: Option<&Qdisc>) -> bool {
     root.is_none_or(|q| q.handle.major == 0)
 }
 
+/// What an interface's qdiscs mean for pacing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    /// Nothing, the kernel's default, or one of ours: it may be replaced. The kernel's default comes back when ours goes.
+    Replaceable {
+        /// The device has several transmit queues (its root is mq).
+        queues: bool,
+    },
+    /// Somebody's fq, alone or on every transmit queue: used as it is.
+    Fq {
+        /// How many.
+        count: usize,
+        /// The smallest number of packets of a flow that one of them holds.
+        flow_limit: Option<u32>,
+    },
+    /// Somebody's mq, with something else than fq on a queue.
+    MixedMq(Qdisc),
+    /// Somebody's root.
+    Foreign(Qdisc),
+}
+
+/// Judges the qdiscs of an interface.
+pub(crate) fn judge(qdiscs: &[Qdisc]) -> Found {
+    let Some(root) = qdiscs.iter().find(|q| q.parent == ROOT) else { return Found::Replaceable { queues: false } };
+    if is_default(Some(root)) || is_ours(Some(root)) {
+        return Found::Replaceable { queues: root.kind == "mq" };
+    }
+    let fqs: Vec<&Qdisc> = match root.kind.as_str() {
+        "fq" => vec![root],
+        "mq" => qdiscs.iter().filter(|q| q.parent.major == root.handle.major && q.parent != ROOT).collect(),
+        _ => return Found::Foreign(root.clone()),
+    };
+    if fqs.is_empty() || fqs.iter().any(|q| q.kind != "fq") {
+        return Found::MixedMq(root.clone());
+    }
+    Found::Fq { count: fqs.len(), flow_limit: fqs.iter().filter_map(|q| q.flow_limit).min() }
+}
+
 /// Refuses to replace a root qdisc that somebody made. Somebody's fq is used by EDT as it is.
 ///
 /// # Errors
 /// Names the qdisc and the ways out.
-pub fn refuse_foreign(name: &str, root: Option<&Qdisc>, wish: Option<config::Pacer>) -> Result<()> {
-    let Some(q) = root else { return Ok(()) };
-    let usable = q.kind == "fq" && wish != Some(config::Pacer::Htb);
-    if is_default(root) || is_ours(root) || usable {
-        return Ok(());
-    }
+pub fn refuse_foreign(name: &str, qdiscs: &[Qdisc], wish: Option<config::Pacer>) -> Result<()> {
+    let (root, also) = match judge(qdiscs) {
+        Found::Replaceable { .. } => return Ok(()),
+        Found::Fq { .. } if wish != Some(config::Pacer::Htb) => return Ok(()),
+        Found::Fq { .. } => (qdiscs.iter().find(|q| q.parent == ROOT).cloned(), " or --pacer edt".to_owned()),
+        Found::MixedMq(root) => {
+            let fq = format!(
+                ", or give every queue an fq (tc qdisc replace dev {name} parent {:x}:N fq limit 10000000 flow_limit \
+                 1000000 orphan_mask 65535 horizon_cap) for --pacer edt",
+                root.handle.major
+            );
+            (Some(root), fq)
+        }
+        Found::Foreign(root) => (Some(root), String::new()),
+    };
+    let (kind, major) = root.map_or((String::new(), 0), |q| (q.kind, q.handle.major));
     bail!(
-        "{name}: its root qdisc {} {:x}: was set up by somebody and is not replaced: use --pacer off{}, or remove it (tc qdisc del dev {name} root)",
-        q.kind,
-        q.handle.major,
-        if q.kind == "fq" { " or --pacer edt" } else { "" }
+        "{name}: its root qdisc {kind} {major:x}: was set up by somebody and is not replaced: use --pacer off{also}, or remove it (tc qdisc del dev {name} root)"
     )
 }
 
@@ -194,7 +246,8 @@ pub fn remove_root(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
 
 /// Opens every class of ours and waits, at most a second, until nothing waits in the root qdisc.
 fn drain(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
-    for class in netlink.classes(ifindex)?.into_iter().filter(|c| c.handle.major == QDISC_MAJOR) {
+    let ours = |c: &Qdisc| c.handle.major == QDISC_MAJOR && c.kind == "htb";
+    for class in netlink.classes(ifindex)?.into_iter().filter(ours) {
         netlink
             .set_htb_class(ifindex, class.handle, ROOT_HANDLE, FULL_SPEED, 1 << 20, false)
             .context("cannot open a class")?;
@@ -211,6 +264,42 @@ fn drain(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn qdisc(kind: &str, major: u16, parent: TcHandle) -> Qdisc {
+        let handle = TcHandle { major, minor: 0 };
+        Qdisc { kind: kind.into(), handle, parent, backlog_packets: 0, flow_limit: (kind == "fq").then_some(100) }
+    }
+
+    fn queue(major: u16, minor: u16) -> TcHandle {
+        TcHandle { major, minor }
+    }
+
+    #[test]
+    fn qdiscs_are_used_replaced_or_left() {
+        assert_eq!(judge(&[]), Found::Replaceable { queues: false });
+        assert_eq!(judge(&[qdisc("noqueue", 0, ROOT)]), Found::Replaceable { queues: false });
+        // The kernel's own mq, also with fq on its queues (net.core.default_qdisc).
+        let defaults = [qdisc("mq", 0, ROOT), qdisc("fq", 0, queue(0, 1)), qdisc("fq", 0, queue(0, 2))];
+        assert_eq!(judge(&defaults), Found::Replaceable { queues: true });
+        assert_eq!(judge(&[qdisc("fq", 5, ROOT)]), Found::Fq { count: 1, flow_limit: Some(100) });
+        let mut mq = vec![qdisc("mq", 5, ROOT), qdisc("fq", 6, queue(5, 1)), qdisc("fq", 7, queue(5, 2))];
+        assert_eq!(judge(&mq), Found::Fq { count: 2, flow_limit: Some(100) });
+        mq.push(qdisc("fq_codel", 0, queue(5, 3)));
+        assert_eq!(judge(&mq), Found::MixedMq(mq[0].clone()));
+        assert_eq!(judge(&mq[..1]), Found::MixedMq(mq[0].clone()));
+        let tbf = qdisc("tbf", 0x8001, ROOT);
+        assert_eq!(judge(std::slice::from_ref(&tbf)), Found::Foreign(tbf.clone()));
+        assert!(matches!(judge(&[qdisc("htb", QDISC_MAJOR, ROOT)]), Found::Replaceable { .. }));
+        // A clsact beside the root is not one.
+        let clsact = qdisc("clsact", 0xffff, queue(0xffff, 0xfff1));
+        assert_eq!(judge(&[clsact, qdisc("fq", 5, ROOT)]), Found::Fq { count: 1, flow_limit: Some(100) });
+
+        assert!(refuse_foreign("e", &mq, None).unwrap_err().to_string().contains("parent 5:N fq"));
+        assert!(refuse_foreign("e", &[qdisc("fq", 5, ROOT)], None).is_ok());
+        let htb = refuse_foreign("e", &[qdisc("fq", 5, ROOT)], Some(config::Pacer::Htb)).unwrap_err().to_string();
+        assert!(htb.contains("--pacer edt") && htb.contains("fq 5:"), "{htb}");
+        assert!(refuse_foreign("e", &[tbf], None).unwrap_err().to_string().contains("tc qdisc del dev e root"));
+    }
 
     #[test]
     fn a_limiter_goes_only_after_a_pause() {
