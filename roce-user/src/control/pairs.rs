@@ -27,6 +27,8 @@ const CONTRADICTIONS: u8 = 2;
 const ALIVE: Nanos = Nanos::SECOND;
 /// How often idle entries are looked for.
 const SWEEP: Nanos = Nanos::SECOND;
+/// Streams judged at a time: each may have to be held against every flow between two hosts, and CNPs wait meanwhile.
+const JUDGED: usize = 16;
 /// With every so many entries a second more passes between two sweeps.
 const SWEEP_ENTRIES: u64 = 8_192;
 /// When the table is full, entries that belong to no pair go after this much idleness.
@@ -323,12 +325,11 @@ impl PairTable {
         }
     }
 
-    /// Judges responses that have settled, and forgets what is idle.
+    /// Judges at most [`JUDGED`] streams whose responses have settled ([`Self::next_deadline`] says whether more have), and
+    /// forgets what is idle.
     pub fn advance(&mut self, now: Nanos) {
-        while let Some(&(due, hosts, requester, stream)) = self.due.front() {
-            if due > now {
-                break;
-            }
+        for _ in 0..JUDGED {
+            let Some(&(_, hosts, requester, stream)) = self.due.front().filter(|d| d.0 <= now) else { break };
             self.due.pop_front();
             self.judge(hosts, requester, stream, now);
         }
@@ -401,6 +402,11 @@ impl PairTable {
             }
             stream.waiting.push_back((now, response));
         }
+        // What the port rule named and still names needs no look at every other flow of the two hosts.
+        let named = stream.evidence.candidate().filter(|_| stream.evidence.supported());
+        if named.is_some_and(|flow| self.fit_of(hosts, requester, flow, &response) == Fit::Port) {
+            return;
+        }
         // The port rule does not depend on how far a flow has been seen: no need to wait.
         let outcome = self.outcome(hosts, requester, key, &response);
         if let Outcome::One { key: flow, fit: Fit::Port } = outcome
@@ -430,9 +436,16 @@ impl PairTable {
                 Some(_) => {}
             }
             let Some((_, response)) = stream.waiting.pop_front() else { return };
-            let candidate = stream.evidence.candidate();
-            let outcome = self.outcome(hosts, requester, key, &response);
+            let (candidate, sure) = (stream.evidence.candidate(), stream.evidence.supported());
             let own = candidate.map(|c| self.fit_of(hosts, requester, c, &response));
+            if sure && own == Some(Fit::Port) {
+                // As expected. The others are not looked at: there may be thousands.
+                if let Some(stream) = self.stream(hosts, requester, key) {
+                    stream.misses = 0;
+                }
+                continue;
+            }
+            let outcome = self.outcome(hosts, requester, key, &response);
             let pair = candidate.and_then(|c| self.pair_of(hosts, requester, key, c));
             let Some(stream) = self.stream(hosts, requester, key) else { return };
             if own == Some(Fit::No) {
