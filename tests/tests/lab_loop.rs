@@ -83,19 +83,11 @@ fn faults(name: &str, job: &Value, goodput: &str) -> Vec<String> {
     .collect()
 }
 
-/// The job must do everything it is for in one run. Senders, switch, receiver and six controllers share this machine's
-/// CPUs with whatever else runs: a controller that gets none for some milliseconds reacts late, so there are three tries.
+/// The job must do everything it is for in one run.
 fn check_job(name: &str, seconds: &str, args: &[&str], goodput: &str) {
-    let mut last = Vec::new();
-    for _ in 0..3 {
-        let job = main_job(seconds, args);
-        last = faults(name, &job, goodput);
-        if last.is_empty() {
-            return;
-        }
-        println!("{name}: {}: {}", last.join(", "), job["with"]);
-    }
-    panic!("{name}: three runs, and in the last {}", last.join(", "));
+    let job = main_job(seconds, args);
+    let faults = faults(name, &job, goodput);
+    assert!(faults.is_empty(), "{name}: {}: {}", faults.join(", "), job["with"]);
 }
 
 #[test]
@@ -105,6 +97,12 @@ fn the_main_job_shows_the_loop() {
     // Shorter: what the start costs weighs more, so the second half counts. Below 6 s on a busy machine it is not over.
     check_job("IPv6, tc", "6", &["--ipv6"], "goodput_second_half_bps");
     check_job("IPv4, xdp", "6", &["--ingress", "xdp"], "goodput_second_half_bps");
+}
+
+#[test]
+fn sixteen_senders_share_one_port() {
+    needs_root!();
+    check_job("16 senders", "8", &["--senders", "16"], "goodput_second_half_bps");
 }
 
 /// A queue pair of a sender, as the endpoints know it.
@@ -410,8 +408,8 @@ fn cnps_slow_exactly_their_queue_pair() {
             half = true;
             before = (slow.1.stats().accepted_bytes, free.1.stats().accepted_bytes);
         }
-        let limited: Vec<PeerQp> = maps.rates().into_iter().map(|(k, _)| k).collect();
-        assert!(limited.iter().all(|k| *k == PeerQp::new(b, Qpn::new(connection(0).qpn_b))), "{limited:?}");
+        let cut: Vec<PeerQp> = maps.rates().into_iter().filter(|(_, r)| r.cause_ns != 0).map(|(k, _)| k).collect();
+        assert!(cut.iter().all(|k| *k == PeerQp::new(b, Qpn::new(connection(0).qpn_b))), "{cut:?}");
     }
     let rate = |qp: &QpHandle, before: u64| (qp.stats().accepted_bytes - before) as f64 * 8.0 / 1.5e6;
     let (slow, free) = (rate(&slow.1, before.0), rate(&free.1, before.1));
