@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::TcContext;
 use roce_common::{
-    abi::{Config, Counter, Direction, Role, Tap},
+    abi::{Config, Counter, Direction, Flags, Role, Tap},
     wire::{Kind, Other, Packet},
 };
 
@@ -20,10 +20,22 @@ use crate::{
 pub(crate) fn tc(ctx: &TcContext) {
     let Some(tally) = Tally::of(Direction::Egress) else { return };
     match ctx::parse_skb(ctx, Slot::TcEgress) {
-        Err(Other::NotRoce) => tally.add(Counter::NotRoce),
-        Err(Other::RoceV1) => tally.add(Counter::Rocev1),
-        Err(Other::Malformed(reason)) => tally.add(Counter::of_malformed(reason)),
+        Err(Other::NotRoce) => other(ctx, tally, Counter::NotRoce),
+        Err(Other::RoceV1) => other(ctx, tally, Counter::Rocev1),
+        Err(Other::Malformed(reason)) => other(ctx, tally, Counter::of_malformed(reason)),
         Ok(packet) => well_formed(ctx, tally, packet),
+    }
+}
+
+/// Counts what is not ours, and lets it take its place in a virtual queue.
+#[inline(always)]
+fn other(ctx: &TcContext, tally: Tally, counter: Counter) {
+    tally.add(counter);
+    if let Some(cfg) = CONFIG.get(0)
+        && cfg.role == Role::Cp as u32
+        && cfg.flags & Flags::CP_INGRESS == 0
+    {
+        queue::pass_other(ctx, cfg, tally);
     }
 }
 
@@ -60,7 +72,7 @@ fn write(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &mut Packet, is_cn
         if !is_cnp {
             pace::pace(ctx, cfg, tally, packet);
         }
-    } else if cfg.role == Role::Cp as u32 {
+    } else if cfg.role == Role::Cp as u32 && cfg.flags & Flags::CP_INGRESS == 0 {
         queue::pass(ctx, cfg, tally, packet, is_cnp);
     }
 }

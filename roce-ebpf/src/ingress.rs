@@ -16,7 +16,7 @@ use crate::{
     ctx::{self, Head, Parsed, Slot},
     event,
     maps::{CONFIG, LOCAL, PAIRS},
-    np, track,
+    np, queue, track,
 };
 
 /// What becomes of a packet.
@@ -70,6 +70,10 @@ pub(crate) fn tc(ctx: &TcContext) -> Fate {
         }
         fate = handle(&verdict, || ctx::skb_destination(ctx));
     }
+    if cfg.role == Role::Cp as u32 && cfg.flags & Flags::CP_INGRESS != 0 && !headless {
+        congest(ctx, cfg, verdict);
+        return fate;
+    }
     if let Ok(packet) = &verdict
         && packet.ecn() as u8 == Ecn::Ce as u8
         && packet.payload_len > 0
@@ -84,6 +88,19 @@ pub(crate) fn tc(ctx: &TcContext) -> Fate {
         }
     }
     fate
+}
+
+/// A congestion point where packets enter.
+#[inline(always)]
+fn congest(ctx: &TcContext, cfg: &Config, verdict: Parsed) {
+    let Some(tally) = Tally::of(Direction::Ingress) else { return };
+    match verdict {
+        Ok(packet) => {
+            let is_cnp = packet.bth.opcode.kind() as u8 == Kind::Cnp as u8;
+            queue::pass(ctx, cfg, tally, packet, is_cnp);
+        }
+        Err(_) => queue::pass_other(ctx, cfg, tally),
+    }
 }
 
 #[inline(always)]

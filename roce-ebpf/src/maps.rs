@@ -6,9 +6,9 @@ use aya_ebpf::{
 };
 use roce_common::{
     abi::{
-        CAPTURE_RING_BYTES, CNP_RING_BYTES, CnpJob, Config, Counters, EventBudget, FlowKey, MAX_FLOWS, MAX_LOCAL_ADDRS,
-        MAX_PAIRS, MAX_RATES, PaceCell, PairKey, PairValue, PeerQp, RateValue, START_CLASSES as MAX_START_CLASSES,
-        TELEMETRY_RING_BYTES, VirtualQueue,
+        CAPTURE_RING_BYTES, CNP_RING_BYTES, CP_CLASSES as MAX_CP_CLASSES, CnpJob, Config, Counters, CpClass, CpStats,
+        EventBudget, FlowKey, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS, MAX_RATES, PaceCell, PairKey, PairValue, PeerQp,
+        RateValue, START_CLASSES as MAX_START_CLASSES, TELEMETRY_RING_BYTES, VirtualQueue,
     },
     flow::Flow,
     units::Addr,
@@ -43,7 +43,14 @@ pub(crate) static PACE: HashMap<PeerQp, PaceCell> = HashMap::with_max_entries(MA
 #[map]
 pub(crate) static START_CLASSES: Queue<u32> = Queue::with_max_entries(MAX_START_CLASSES, 0);
 #[map]
-pub(crate) static VQUEUE: Array<VirtualQueue> = Array::with_max_entries(1, 0);
+pub(crate) static VQUEUE: Array<VirtualQueue> = Array::with_max_entries(MAX_CP_CLASSES, 0);
+#[map]
+pub(crate) static CP_CLASSES: Array<CpClass> = Array::with_max_entries(MAX_CP_CLASSES, 0);
+/// The class of each DSCP.
+#[map]
+pub(crate) static CP_DSCP: Array<u32> = Array::with_max_entries(64, 0);
+#[map]
+pub(crate) static CP_STATS: PerCpuArray<CpStats> = PerCpuArray::with_max_entries(MAX_CP_CLASSES, 0);
 #[map]
 pub(crate) static CNP_RING: RingBuf = RingBuf::with_byte_size(CNP_RING_BYTES, 0);
 #[map]

@@ -17,6 +17,10 @@ Every verb first makes sure of what it needs, says what it installs, and names w
                             the named test tiers; without a name all four
   lint                      formatting, and clippy for host and BPF code apart
   bench packet [OPTIONS]    cost per packet of each BPF program
+  bench reaction [--cnps N] [--json]
+                            from a CNP to the rate of the next packet, from a CE mark to its CNP, on real packets
+  bench scale [--qps N] [--json]
+                            CPU and memory of the controller with very many limited queue pairs
   bench inspect [--megabytes N] [--rounds N] [--json]
                             speed and memory of `roce inspect` against tshark on generated captures (room for 5 N MB)
   help                      this text
@@ -86,6 +90,8 @@ pub(crate) enum Verb {
     BenchInspect(Vec<OsString>),
     /// Run the packet benchmark with these options.
     BenchPacket(Vec<OsString>),
+    /// Run another benchmark that needs root: its name and options.
+    BenchLoop(&'static str, Vec<OsString>),
 }
 
 /// Reads the arguments behind the program's name. The error is one line for the person who typed them.
@@ -165,8 +171,12 @@ fn bench(rest: &[OsString]) -> Result<Verb, String> {
         Some((what, options)) if what == "inspect" => Ok(Verb::BenchInspect(options.to_vec())),
         Some((what, options)) if what == "packet" => Ok(Verb::BenchPacket(options.to_vec())),
         Some((what, _)) if what == "--help" || what == "-h" => Ok(Verb::Help),
-        Some((what, _)) => Err(format!("there is no benchmark `{}`: use packet or inspect", what.to_string_lossy())),
-        None => Err("bench needs the name of a benchmark: packet or inspect".into()),
+        Some((what, options)) if what == "reaction" => Ok(Verb::BenchLoop("reaction", options.to_vec())),
+        Some((what, options)) if what == "scale" => Ok(Verb::BenchLoop("scale", options.to_vec())),
+        Some((what, _)) => {
+            Err(format!("there is no benchmark `{}`: use packet, reaction, scale or inspect", what.to_string_lossy()))
+        }
+        None => Err("bench needs the name of a benchmark: packet, reaction, scale or inspect".into()),
     }
 }
 
@@ -247,6 +257,8 @@ mod tests {
     fn bench_names_what_it_measures() {
         assert_eq!(ok(&["bench", "packet", "--rounds", "3"]), Verb::BenchPacket(os(&["--rounds", "3"])));
         assert_eq!(ok(&["bench", "inspect", "--json"]), Verb::BenchInspect(os(&["--json"])));
+        assert_eq!(ok(&["bench", "reaction"]), Verb::BenchLoop("reaction", vec![]));
+        assert_eq!(ok(&["bench", "scale", "--qps", "9"]), Verb::BenchLoop("scale", os(&["--qps", "9"])));
         assert!(err(&["bench"]).contains("packet"));
         assert!(err(&["bench", "disk"]).contains("`disk`"));
     }

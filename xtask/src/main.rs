@@ -88,13 +88,17 @@ fn run(verb: &Verb) -> Result<u8, Stop> {
             bench.args(["inspect", "--roce"]).arg(project.release("roce")).arg("--dir").arg(&project.target);
             Ok(exec::run(bench.args(options))?)
         }
-        Verb::BenchPacket(options) => {
-            need::to_build(&project)?;
-            need::to_run()?;
-            exec::must(project.cargo().args(["build", "--release", "-p", "roce-tests", "--bin", "roce-bench"]))?;
-            Ok(exec::run(exec::as_root(project.release("roce-bench"))?.arg("packet").args(options))?)
-        }
+        Verb::BenchPacket(options) => bench(&project, "packet", options),
+        Verb::BenchLoop(what, options) => bench(&project, what, options),
     }
+}
+
+/// A benchmark of `roce-bench` that needs root.
+fn bench(project: &Project, what: &str, options: &[OsString]) -> Result<u8, Stop> {
+    need::to_build(project)?;
+    need::to_run()?;
+    exec::must(project.cargo().args(["build", "--release", "-p", "roce-tests", "--bin", "roce-bench"]))?;
+    Ok(exec::run(exec::as_root(project.release("roce-bench"))?.arg(what).args(options))?)
 }
 
 /// Builds the programs: roce with its BPF object, and the lab.

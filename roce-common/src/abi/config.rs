@@ -65,6 +65,8 @@ impl Flags {
     pub const CONSUME_CNP: u32 = 1 << 3;
     /// A capture takes payload too, not only headers.
     pub const CAPTURE_PAYLOAD: u32 = 1 << 4;
+    /// The congestion point stands where packets enter, not where they leave.
+    pub const CP_INGRESS: u32 = 1 << 5;
 }
 
 /// The one entry of the configuration map.

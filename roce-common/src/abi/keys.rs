@@ -194,7 +194,42 @@ pub struct PaceCell {
     pub reaction_ns: u64,
 }
 
-/// The virtual queue of a congestion point: one cell per interface.
+/// Entry of CP_CLASSES: how packets of some DSCPs are marked. Entry 0 is not used: the port's own values are those of
+/// [`super::Config`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CpClass {
+    /// Rate of the class's own virtual queue, bytes per second; 0 = it shares the port's.
+    pub bytes_per_sec: u64,
+    /// Its own virtual queue holds no more than this, bytes.
+    pub limit_bytes: u32,
+    /// Marking starts above this depth, bytes.
+    pub kmin_bytes: u32,
+    /// Marking is certain above this depth, bytes.
+    pub kmax_bytes: u32,
+    /// Marking probability at `kmax_bytes`, in 1/65536.
+    pub pmax: u32,
+}
+
+/// Entry of CP_STATS: what a class saw, per CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CpStats {
+    /// Packets, RoCE or not.
+    pub packets: u64,
+    /// Frame bytes.
+    pub bytes: u64,
+    /// Packets made CE.
+    pub marked: u64,
+    /// Sum of the depths that packets found, bytes.
+    pub depth_sum: u64,
+    /// The second (of 2^30 ns) that `peak_bytes` is of.
+    pub second: u64,
+    /// The greatest depth in it.
+    pub peak_bytes: u64,
+}
+
+/// The virtual queue of a congestion point: one cell per class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VirtualQueue {
@@ -242,4 +277,5 @@ const _: () = {
     assert!(size_of::<RateValue>() == 24 && offset_of!(RateValue, classid) == 16);
     assert!(size_of::<PaceCell>() == 40);
     assert!(size_of::<VirtualQueue>() == 8);
+    assert!(size_of::<CpClass>() == 24 && size_of::<CpStats>() == 48);
 };

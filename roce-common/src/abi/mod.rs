@@ -13,7 +13,8 @@ pub use config::{Config, Flags, IngressMode, MarkPolicy, Pacer, Role};
 pub use counters::{Counter, Counters};
 pub use event::{Event, EventKind};
 pub use keys::{
-    CnpJob, Direction, EventBudget, FlowKey, PaceCell, PairKey, PairValue, PeerQp, RateValue, Space, Tap, VirtualQueue,
+    CnpJob, CpClass, CpStats, Direction, EventBudget, FlowKey, PaceCell, PairKey, PairValue, PeerQp, RateValue, Space,
+    Tap, VirtualQueue,
 };
 
 use crate::units::Addr;
@@ -29,6 +30,8 @@ pub const MAX_RATES: u32 = 131_072;
 pub const MAX_PAIRS: u32 = 262_144;
 /// Most local addresses of one interface's host.
 pub const MAX_LOCAL_ADDRS: u32 = 1_024;
+/// Classes of a congestion point, the port itself among them.
+pub const CP_CLASSES: u32 = 8;
 /// Most HTB classes that wait for queue pairs to start.
 pub const START_CLASSES: u32 = 256;
 /// Bytes of the CNP ring buffer, which nothing else may fill.

@@ -63,25 +63,36 @@ impl Queue {
     }
 }
 
-/// Whether a packet that finds `depth_bytes` is marked: never up to `kmin`, with a probability that grows to `pmax` (in
-/// 1/65536) at `kmax`, always above (SIGCOMM'15 §3, CP algorithm: RED on the instantaneous queue). `random` is uniform.
+/// How likely a packet that finds `depth_bytes` is marked, in 1/65536: never up to `kmin`, with a probability that grows to
+/// `pmax` at `kmax`, always above (SIGCOMM'15 §3, CP algorithm: RED on the instantaneous queue).
+#[inline(always)]
+pub const fn probability(depth_bytes: u64, kmin: u32, kmax: u32, pmax: u32) -> u32 {
+    (threshold(depth_bytes, kmin, kmax, pmax) >> 16) as u32
+}
+
+/// Whether a packet that finds `depth_bytes` is marked, with its [`probability`]. `random` is uniform.
 #[inline(always)]
 pub const fn mark(depth_bytes: u64, kmin: u32, kmax: u32, pmax: u32, random: u32) -> bool {
+    (random as u64) < threshold(depth_bytes, kmin, kmax, pmax)
+}
+
+/// The probability in 2^-32.
+#[inline(always)]
+const fn threshold(depth_bytes: u64, kmin: u32, kmax: u32, pmax: u32) -> u64 {
     if depth_bytes <= kmin as u64 {
-        return false;
+        return 0;
     }
     if depth_bytes > kmax as u64 {
-        return true;
+        return 1 << 32;
     }
     // Here kmin < depth <= kmax. The test keeps the compiler from adding a panic for a division by zero, which BPF has no
     // use for; pmax <= 2^16 and depth < 2^32 keep the product below 2^64.
     let range = kmax.wrapping_sub(kmin) as u64;
     if range == 0 {
-        return true;
+        return 1 << 32;
     }
     let pmax = if pmax > ONE { ONE } else { pmax } as u64;
-    let threshold = (pmax << 16) * (depth_bytes - kmin as u64) / range;
-    (random as u64) < threshold
+    (pmax << 16) * (depth_bytes - kmin as u64) / range
 }
 
 #[cfg(test)]
@@ -137,6 +148,28 @@ mod tests {
         assert!(mark(5_001, 5_000, 5_000, ONE, u32::MAX));
         // kmin above kmax is a step at kmin, not a division by zero.
         assert!(!mark(5_000, 6_000, 5_000, ONE, 0));
+    }
+
+    #[test]
+    fn the_probability_is_that_of_the_mark() {
+        let p = |depth| probability(depth, 4_000, 32_000, ONE / 5);
+        assert_eq!((p(0), p(4_000), p(32_001), p(u64::MAX)), (0, 0, ONE, ONE));
+        assert_eq!(p(32_000), ONE / 5);
+        assert_eq!(p(18_000), ONE / 10);
+        assert_eq!((probability(5_000, 5_000, 5_000, ONE), probability(5_001, 5_000, 5_000, ONE)), (0, ONE));
+    }
+
+    #[test]
+    fn a_queue_that_idled_is_empty_and_a_clock_that_jumped_fills_it_at_most_once() {
+        let q = Queue { bytes_per_sec: 12_500_000, limit_bytes: 64_000 };
+        let hour = 3_600_000_000_000u64;
+        // Idle for an hour: the first packet finds nothing, and the hour is not made up for.
+        let first = q.arrive(1_000, hour, 1_000);
+        assert_eq!((first.depth_bytes, first.empty_at_ns), (0, hour + 80_000));
+        // The cell lies an hour ahead: the queue counts as full, no more, and drains as a full one does.
+        let jumped = q.arrive(2 * hour, hour, 1_000);
+        assert_eq!((jumped.depth_bytes, jumped.empty_at_ns), (64_000, hour + 5_120_000));
+        assert_eq!(q.arrive(jumped.empty_at_ns, hour + 5_120_000, 1_000).depth_bytes, 0);
     }
 
     proptest! {

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `open` | settings → attachment, pacer, controller |
+//! | `congestion` | what a congestion point shows |
 //! | `controller` | the control thread: CNPs in, rates out |
 //! | `reaction` | how long that takes |
 //! | `run` | the loop of everything else |
@@ -11,6 +12,7 @@
 //! | `story` | what events amount to: episodes and findings |
 //! | `report` | what is shown: JSON lines or a table |
 
+mod congestion;
 mod controller;
 mod open;
 mod packets;
@@ -20,6 +22,7 @@ mod report;
 mod run;
 mod story;
 
+pub use congestion::{CongestionLine, congestion_lines};
 pub use controller::{Controller, News, Order, Progress, Running, Wait};
 pub use open::{Agent, Plan, detected_link_rate};
 pub use publish::RateChange;

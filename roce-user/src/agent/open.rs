@@ -115,10 +115,11 @@ impl Plan {
             failsafe_ns: s.failsafe.0,
             cnp_interval_ns: s.params.cnp_interval.0,
             start_bytes_per_sec: 0,
-            vq_bytes_per_sec: if is_cp { s.link_rate.bytes_per_sec() } else { 0 },
+            vq_bytes_per_sec: if is_cp { s.cp_classes.rest.bytes_per_sec() } else { 0 },
             role: abi::Role::from(s.role) as u32,
             flags: if guard { Flags::GUARD | Flags::CONSUME_CNP } else { 0 }
-                | if payload { Flags::CAPTURE_PAYLOAD } else { 0 },
+                | if payload { Flags::CAPTURE_PAYLOAD } else { 0 }
+                | if is_cp && s.cp_at == config::CpAt::Ingress { Flags::CP_INGRESS } else { 0 },
             dscp_policy: abi::MarkPolicy::from(s.dscp_policy) as u32,
             ecn_policy: abi::MarkPolicy::from(s.ecn_policy) as u32,
             data_dscp: u32::from(s.data_dscp.get()),
@@ -176,6 +177,7 @@ impl Agent {
         };
         let locals = local_addresses()?;
         attachment.maps.set_local(&locals)?;
+        attachment.maps.set_cp_classes(&s.cp_classes.classes, &s.cp_classes.of_dscp)?;
         attachment.maps.beat(super::monotonic().0)?;
         // The pacer comes last: unlike programs and pins its qdisc does not go when a later step fails.
         let (mut pacer, pacer_reason) = if pacing {

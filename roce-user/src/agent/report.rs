@@ -16,7 +16,7 @@ use roce_common::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Agent, Progress, Reactions, monotonic, run::limit};
+use super::{Agent, Progress, Reactions, congestion_lines, monotonic, run::limit};
 use crate::{
     dataplane::Maps,
     events::{EventLine, Record, Wall, direction_name},
@@ -222,13 +222,21 @@ impl Agent {
             bytes.insert(*key, flow.bytes);
         }
         self.last_bytes = bytes;
+        let congestion = congestion_lines(&self.attachment.maps, now)?;
         if output.json {
             return output.line(&json!({
-                "schema": SCHEMA, "kind": "flows", "iface": name, "flows_total": total, "flows": lines,
+                "schema": SCHEMA,
+                "kind": "flows",
+                "iface": name,
+                "flows_total": total,
+                "flows": lines,
+                "congestion": congestion,
             }));
         }
         let counters = self.all_counters()?;
-        let table = tui::table(&name, &self.plan.settings.role.to_string(), &counters, &progress.stats, &lines, total);
+        let mut table =
+            tui::table(&name, &self.plan.settings.role.to_string(), &counters, &progress.stats, &lines, total);
+        table.extend(congestion.iter().map(ToString::to_string));
         output.tables.insert(name, table);
         output.draw()
     }
@@ -263,6 +271,7 @@ impl Agent {
                 "ingress": counters_json(&counters[0]),
                 "egress": counters_json(&counters[1]),
             },
+            "congestion": congestion_lines(&self.attachment.maps, monotonic())?,
             "control": {
                 "cnp_received": counters[0][Counter::Cnp as usize],
                 "rp_handled": stats.rp_handled,

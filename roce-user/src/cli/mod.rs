@@ -3,6 +3,7 @@
 mod events;
 mod flows;
 mod run;
+mod status;
 mod story;
 
 use std::{
@@ -45,6 +46,8 @@ struct Cli {
 enum Verb {
     /// Attach to interfaces and run the control loop until stopped; detaches on exit
     Run(Box<run::RunArgs>),
+    /// Show what is attached and how it does, from another shell
+    Status(status::StatusArgs),
     /// Show the flows of attached interfaces, from another shell
     Flows(flows::FlowsArgs),
     /// Show what happens to the flows of attached interfaces, from another shell while `roce run` is attached
@@ -94,6 +97,7 @@ fn usage(error: &clap::Error) -> ExitCode {
 fn dispatch(verb: Verb) -> Result<bool> {
     match verb {
         Verb::Run(args) => run::run(&args).map(|()| false),
+        Verb::Status(args) => status::status(&args).map(|()| false),
         Verb::Flows(args) => flows::flows(&args),
         Verb::Events(args) => events::events(&args).map(|()| false),
         Verb::Detach(args) => flows::detach(&args).map(|()| false),

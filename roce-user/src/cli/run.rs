@@ -12,7 +12,7 @@ use tokio::{
 use crate::{
     agent::{Agent, Output, Plan, detected_link_rate},
     capture,
-    config::{Dcqcn, FileConfig, Guard, Ingress, Pacer, Policy, RateText, Role, Settings, TimeText},
+    config::{CpAt, Dcqcn, FileConfig, Guard, Ingress, Pacer, Policy, RateText, Role, Settings, TimeText},
     netlink::require_link,
 };
 
@@ -34,6 +34,9 @@ pub(super) struct RunArgs {
     /// How limited queue pairs are paced [default: edt where the kernel has fq, else htb]
     #[arg(long)]
     pacer: Option<Pacer>,
+    /// Where a congestion point marks [default: egress]
+    #[arg(long)]
+    cp_at: Option<CpAt>,
     /// DSCP of data, ACKs and READ responses [default: 26]
     #[arg(long, value_name = "N")]
     data_dscp: Option<u8>,
@@ -91,6 +94,7 @@ impl RunArgs {
             link_rate: self.link_rate,
             ingress: self.ingress,
             pacer: self.pacer,
+            cp_at: self.cp_at,
             data_dscp: self.data_dscp,
             cnp_dscp: self.cnp_dscp,
             dscp_policy: self.dscp_policy,

@@ -82,6 +82,16 @@ choices! {
 }
 
 choices! {
+    /// Where a congestion point marks.
+    CpAt {
+        /// Where packets leave by the interface
+        Egress,
+        /// Where packets enter by it
+        Ingress,
+    }
+}
+
+choices! {
     /// Which set of DCQCN constants to start from.
     Preset {
         /// Derived from link rate, packet size and feedback delay

@@ -5,6 +5,7 @@
 //! and checks that the whole makes sense.
 
 mod choices;
+mod cp;
 mod dcqcn;
 mod quantity;
 
@@ -17,7 +18,9 @@ use roce_common::{
 };
 use serde::Deserialize;
 
-pub use choices::{AlphaUpdate, Boundary, Guard, Ingress, Pacer, Policy, Preset, Role};
+pub use choices::{AlphaUpdate, Boundary, CpAt, Guard, Ingress, Pacer, Policy, Preset, Role};
+pub use cp::{CpClassText, CpClasses};
+pub(crate) use cp::{depth, queue_rate};
 pub use dcqcn::Dcqcn;
 pub use quantity::{MegabitRate, MicroTime, RateText, Switch, TimeText, parse_rate, parse_time};
 
@@ -91,6 +94,10 @@ file_config! {
     ecn_policy: Policy,
     /// What the virtual queue holds, bytes.
     queue_bytes: u32,
+    /// `egress` or `ingress`: where a congestion point marks.
+    cp_at: CpAt,
+    /// DSCPs with a virtual queue or with thresholds of their own.
+    cp_class: Vec<CpClassText>,
     /// The queue pairs' ACK timeout exponent (4.096 µs · 2^n), 1 to 31: bounds the rate from below.
     ack_timeout: u8,
     /// Pacing stops when the controller has been silent for this long.
@@ -168,6 +175,10 @@ pub struct Settings {
     pub ecn_policy: Policy,
     /// What the virtual queue holds, bytes.
     pub queue_bytes: u32,
+    /// Where a congestion point marks.
+    pub cp_at: CpAt,
+    /// Its classes.
+    pub cp_classes: CpClasses,
     /// The queue pairs' ACK timeout exponent, where known.
     pub ack_timeout: Option<u8>,
     /// Pacing stops when the controller has been silent for this long.
@@ -206,6 +217,11 @@ impl Settings {
             "queue_bytes ({queue_bytes}) must be above kmax ({}): a fuller queue is never marked otherwise",
             params.kmax
         );
+        let texts = c.cp_class.unwrap_or_default();
+        ensure!(texts.is_empty() || role == Role::Cp, "cp_class is for role cp, not for role {role}");
+        let cp_at = c.cp_at.unwrap_or(CpAt::Egress);
+        ensure!(cp_at == CpAt::Egress || role == Role::Cp, "cp_at is for role cp, not for role {role}");
+        let cp_classes = CpClasses::new(&texts, link_rate, &params, queue_bytes)?;
         let ack_timeout = c.ack_timeout;
         if let Some(t) = ack_timeout {
             ensure!((1..=31).contains(&t), "ack_timeout is an exponent of 1 to 31, not {t}");
@@ -239,6 +255,8 @@ impl Settings {
             dscp_policy: c.dscp_policy.unwrap_or(Policy::Fill),
             ecn_policy: c.ecn_policy.unwrap_or(Policy::Fill),
             queue_bytes,
+            cp_at,
+            cp_classes,
             ack_timeout,
             failsafe,
             sample_every,

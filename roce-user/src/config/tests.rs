@@ -124,6 +124,8 @@ cnp_802p_prio = 7
 dscp_policy = "force"
 ecn_policy = "keep"
 queue_bytes = 70000
+cp_at = "ingress"
+cp_class = [{ dscp = [26], share = 0.5 }]
 ack_timeout = 14
 failsafe = "2s"
 sample_every = 16

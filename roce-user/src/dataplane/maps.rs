@@ -8,7 +8,10 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, Queue},
 };
 use roce_common::{
-    abi::{Config, Counter, Counters, Direction, FlowKey, PaceCell, PairKey, PairValue, PeerQp, RateValue},
+    abi::{
+        Config, Counter, Counters, CpClass, CpStats, Direction, FlowKey, PaceCell, PairKey, PairValue, PeerQp,
+        RateValue, VirtualQueue,
+    },
     flow::Flow,
     units::Addr,
 };
@@ -42,6 +45,10 @@ pub struct Maps {
     rates: Hash<PeerQp, RateValue>,
     pace: Hash<PeerQp, PaceCell>,
     start_classes: Queue<MapData, u32>,
+    vqueue: Array<MapData, Abi<VirtualQueue>>,
+    cp_classes: Array<MapData, Abi<CpClass>>,
+    cp_dscp: Array<MapData, u32>,
+    cp_stats: PerCpuArray<MapData, Abi<CpStats>>,
 }
 
 impl Maps {
@@ -72,6 +79,10 @@ impl Maps {
             rates: typed("RATES", map("RATES")?)?,
             pace: typed("PACE", map("PACE")?)?,
             start_classes: typed("START_CLASSES", map("START_CLASSES")?)?,
+            vqueue: typed("VQUEUE", map("VQUEUE")?)?,
+            cp_classes: typed("CP_CLASSES", map("CP_CLASSES")?)?,
+            cp_dscp: typed("CP_DSCP", map("CP_DSCP")?)?,
+            cp_stats: typed("CP_STATS", map("CP_STATS")?)?,
         })
     }
 
@@ -97,6 +108,14 @@ impl Maps {
     /// When the map cannot be written.
     pub fn beat(&mut self, now_ns: u64) -> Result<()> {
         self.heartbeat.set(0, now_ns, 0).context("cannot write the heartbeat map")
+    }
+
+    /// When the controller last said that it is alive, CLOCK_MONOTONIC.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn heartbeat(&self) -> Result<u64> {
+        self.heartbeat.get(&0, 0).context("cannot read the heartbeat map")
     }
 
     /// The counters of one direction, summed over CPUs.
@@ -200,6 +219,62 @@ impl Maps {
     pub fn clear_rate(&mut self, key: PeerQp) -> Result<()> {
         ignore_missing(self.rates.remove(&Abi(key))).context("cannot remove a rate")?;
         ignore_missing(self.pace.remove(&Abi(key))).context("cannot remove a limiter")
+    }
+
+    /// Sets the classes of a congestion point, numbered from 1, and the class of each DSCP.
+    ///
+    /// # Errors
+    /// When a map cannot be written; more classes than there is room for.
+    pub fn set_cp_classes(&mut self, classes: &[CpClass], of_dscp: &[u32; 64]) -> Result<()> {
+        for (number, class) in (1..).zip(classes) {
+            self.cp_classes.set(number, Abi(*class), 0).context("cannot write a class of the congestion point")?;
+        }
+        for (dscp, class) in (0..).zip(of_dscp) {
+            self.cp_dscp.set(dscp, *class, 0).context("cannot write the class of a DSCP")?;
+        }
+        Ok(())
+    }
+
+    /// The class of each DSCP.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn cp_dscp(&self) -> Result<Vec<u32>> {
+        (0..64).map(|dscp| self.cp_dscp.get(&dscp, 0).context("cannot read the class of a DSCP")).collect()
+    }
+
+    /// A class of the congestion point, where it has one of that number.
+    pub fn cp_class(&self, number: u32) -> Option<CpClass> {
+        self.cp_classes.get(&number, 0).ok().map(|c| c.0).filter(|c| *c != CpClass::default())
+    }
+
+    /// When virtual queue `number` will be empty, CLOCK_MONOTONIC.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn virtual_queue(&self, number: u32) -> Result<VirtualQueue> {
+        Ok(self.vqueue.get(&number, 0).context("cannot read a virtual queue")?.0)
+    }
+
+    /// What class `number` saw, over all CPUs; the peak is that of the newest second any of them had a packet in.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn cp_stats(&self, number: u32) -> Result<CpStats> {
+        let mut sum = CpStats::default();
+        for Abi(cpu) in self.cp_stats.get(&number, 0).context("cannot read the congestion point's statistics")?.iter() {
+            sum.packets = sum.packets.wrapping_add(cpu.packets);
+            sum.bytes = sum.bytes.wrapping_add(cpu.bytes);
+            sum.marked = sum.marked.wrapping_add(cpu.marked);
+            sum.depth_sum = sum.depth_sum.wrapping_add(cpu.depth_sum);
+            if cpu.second > sum.second {
+                (sum.second, sum.peak_bytes) = (cpu.second, 0);
+            }
+            if cpu.second == sum.second {
+                sum.peak_bytes = sum.peak_bytes.max(cpu.peak_bytes);
+            }
+        }
+        Ok(sum)
     }
 
     /// Offers an HTB class at the start rate to the egress program.

@@ -15,8 +15,21 @@ use super::instance::netns_inode;
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 
 /// Names of the pinned maps.
-pub(super) const MAPS: [&str; 10] =
-    ["CONFIG", "HEARTBEAT", "COUNTERS", "LOCAL", "FLOWS", "PAIRS", "RATES", "PACE", "START_CLASSES", "VQUEUE"];
+pub(super) const MAPS: [&str; 13] = [
+    "CONFIG",
+    "HEARTBEAT",
+    "COUNTERS",
+    "LOCAL",
+    "FLOWS",
+    "PAIRS",
+    "RATES",
+    "PACE",
+    "START_CLASSES",
+    "VQUEUE",
+    "CP_CLASSES",
+    "CP_DSCP",
+    "CP_STATS",
+];
 /// Names of the pinned links, in the order of detaching: the egress program goes last.
 const LINKS: [&str; 3] = [LINK_XDP, LINK_TC_INGRESS, LINK_TC_EGRESS];
 /// The XDP link.
