@@ -12,7 +12,12 @@ use roce_common::{
     units::Ecn,
     wire::{Verdict, parse},
 };
-use roce_user::{export::CaptureReport, findings::Code, inspect};
+use roce_user::{
+    export::{CaptureReport, FlowReport},
+    facts::PathReport,
+    findings::Code,
+    inspect,
+};
 use serde_json::Value;
 
 fn captures() -> PathBuf {
@@ -206,11 +211,28 @@ fn evidence_names_the_right_frames() {
 }
 
 #[test]
+fn paths_count_queue_pairs_and_source_ports() {
+    let paths = |name: &str| inspect::report(&captures().join(name)).expect("report").paths;
+    let of = |path: &PathReport| (path.src.to_string(), path.qps, path.src_ports);
+    // By tshark: QPs 18 … 21 from ports 49476, 49513, 49552 and 49593.
+    let four: Vec<_> = paths("rxe-write-4qp.pcap").iter().map(of).collect();
+    assert_eq!(four, [("10.9.0.1".to_owned(), 4, 4)]);
+    // Both sides ask; the management queue pair is not connected.
+    let both: Vec<_> = paths("rxe-cm-rping.pcap").iter().map(of).collect();
+    assert_eq!(both, [("10.9.0.1".to_owned(), 1, 1), ("10.9.0.2".to_owned(), 1, 1)]);
+    assert!(paths("rxe-send-ud.pcap").is_empty());
+}
+
+#[test]
 fn a_cnp_goes_to_the_flow_of_the_qp_it_names() {
     let report = inspect::report(&captures().join("fact-enizaksoy-ce-cnp.pcap")).expect("report");
     let with: Vec<_> = report.flows.iter().filter(|f| f.cnp > 0).collect();
     assert_eq!(with.len(), 1);
     assert_eq!((with[0].dest_qp, with[0].space, with[0].cnp), (0xd1d, "request", 1));
+    // The answers to that queue pair come from where the CNP came from.
+    let sent = |f: &FlowReport| f.facts.measured.as_ref().map_or(0, |measured| measured.cnp_sent);
+    let by: Vec<_> = report.flows.iter().filter(|f| sent(f) > 0).map(|f| (f.dest_qp, f.space, sent(f))).collect();
+    assert_eq!(by, [(0xd1e, "response", 1)]);
     // Nobody knows the flow: the capture has no data of that QP.
     let report = inspect::report(&captures().join("rxe-cnp.pcap")).expect("report");
     assert_eq!((report.cnp, report.flows.iter().map(|f| f.cnp).sum::<u64>()), (4, 0));

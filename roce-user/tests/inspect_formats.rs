@@ -151,6 +151,9 @@ fn anonymous(mut report: CaptureReport) -> CaptureReport {
     for flow in &mut report.flows {
         flow.tap.clear();
     }
+    for path in &mut report.paths {
+        path.tap.clear();
+    }
     for finding in &mut report.findings {
         let subjects = finding.flows.iter_mut().chain(finding.evidence.iter_mut().map(|e| &mut e.at));
         subjects.for_each(|s| s.tap = None);

@@ -37,7 +37,7 @@ impl Repeats {
     }
 
     /// Closes the run that is going on: `account` is what [`Tracker::finish`](crate::psn::Tracker::finish) said.
-    pub fn end(&mut self, account: Account) {
+    pub const fn end(&mut self, account: Account) {
         if let Some(run) = account.ended() {
             if run.is_retransmission() {
                 self.bytes += self.run;

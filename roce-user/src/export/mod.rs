@@ -13,7 +13,10 @@ use roce_common::{
 };
 use serde::Serialize;
 
-use crate::{facts::FactsReport, findings::FindingReport};
+use crate::{
+    facts::{FactsReport, PathReport},
+    findings::FindingReport,
+};
 
 /// Version of the JSON contract. Fields may be added under it; none changes its meaning.
 pub const SCHEMA: u32 = 1;
@@ -280,6 +283,8 @@ pub struct CaptureReport {
     pub incomplete: Option<String>,
     /// What somebody should know, the gravest first.
     pub findings: Vec<FindingReport>,
+    /// Connected queue pairs and source ports from host to host.
+    pub paths: Vec<PathReport>,
     /// The flows in the order of their first packets.
     pub flows: Vec<FlowReport>,
 }

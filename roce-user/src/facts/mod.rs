@@ -9,7 +9,9 @@ use roce_common::{
     wire::{Kind, Packet, Service},
 };
 
-pub use report::{CreditReport, FactsReport, MeasuredReport, MessageReport, RecoveryReport, RttReport, SpreadReport};
+pub use report::{
+    CreditReport, FactsReport, MeasuredReport, MessageReport, PathReport, RecoveryReport, RttReport, SpreadReport,
+};
 
 /// A silence that is counted where something is unanswered: a hundred round trips of a busy network.
 pub const SILENCE: Nanos = Nanos::from_millis(10);
@@ -29,7 +31,7 @@ pub struct FlowFacts {
     messages: Messages,
     acks: Acks,
     repeats: Repeats,
-    recovery: Recovery,
+    recovery: Option<Box<Recovery>>,
     silences: Spread,
     round_trips: Option<Box<RoundTrips>>,
     /// One past the highest PSN sent.
@@ -40,6 +42,7 @@ pub struct FlowFacts {
     heard: Nanos,
     /// An RNR NAK tells the sender to be silent.
     told_to_wait: bool,
+    cnp_sent: u64,
     port_changes: u32,
     src_port: u16,
 }
@@ -111,7 +114,7 @@ impl FlowFacts {
 
     /// A finished episode of the flow.
     pub fn episode(&mut self, episode: &Episode) {
-        self.recovery.episode(episode);
+        self.recovery.get_or_insert_default().episode(episode);
     }
 
     /// Packets of the flow.
@@ -119,8 +122,10 @@ impl FlowFacts {
         self.packets
     }
 
-    /// The end; `account` is what the tracker's `finish` said.
-    pub fn finish(&mut self, account: Account) {
+    /// The end; `account` is what the tracker's `finish` said, `cnp_sent` how many CNPs the flow's source sent to the queue
+    /// pair that the flow goes to.
+    pub const fn finish(&mut self, account: Account, cnp_sent: u64) {
+        self.cnp_sent = cnp_sent;
         self.repeats.end(account);
     }
 

@@ -1,8 +1,12 @@
 //! Facts in JSON: the object `facts` of a flow. What does not apply to a flow is left out.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use roce_common::{
+    abi::Tap,
     facts::{Class, Spread},
     flow::Flow,
     units::Ecn,
@@ -11,6 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::FlowFacts;
+use crate::findings::rules::{self, View};
 
 /// Least, mean and greatest of a quantity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -90,6 +95,35 @@ pub struct RecoveryReport {
     pub rnr_wait: Option<SpreadReport>,
 }
 
+/// The connected queue pairs that one host addresses at another, and how their packets are spread.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PathReport {
+    /// Where it was observed.
+    pub tap: String,
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// Queue pairs at the destination.
+    pub qps: u64,
+    /// Different UDP source ports of their requests: what ECMP can tell apart.
+    pub src_ports: u64,
+}
+
+impl PathReport {
+    /// The paths of all flows.
+    pub fn all<'a>(flows: impl Iterator<Item = View<'a>>, tap_name: impl Fn(Tap) -> String) -> Vec<Self> {
+        rules::paths(flows)
+            .into_iter()
+            .map(|((tap, src, dst), views)| {
+                let ports: BTreeSet<u16> = views.iter().map(|v| v.flow.src_port).collect();
+                let (qps, src_ports) = (views.len() as u64, ports.len() as u64);
+                Self { tap: tap_name(tap), src: src.into(), dst: dst.into(), qps, src_ports }
+            })
+            .collect()
+    }
+}
+
 /// Facts of one flow. The kernel keeps the first five; what needs every packet, or its time, a capture's reader adds.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct FactsReport {
@@ -117,6 +151,8 @@ pub struct FactsReport {
 pub struct MeasuredReport {
     /// Sizes of the messages whose size is known.
     pub message_sizes: MessageReport,
+    /// CNPs that its source sent to the queue pair it goes to.
+    pub cnp_sent: u64,
     /// How often the source port changed.
     pub src_port_changes: u32,
     /// Payload bytes of retransmissions.
@@ -164,12 +200,14 @@ impl FactsReport {
 
 impl MeasuredReport {
     fn new(flow: &Flow, facts: &FlowFacts) -> Self {
-        let FlowFacts { messages, acks, recovery, repeats, .. } = facts;
+        let FlowFacts { messages, acks, repeats, .. } = facts;
+        let recovery = facts.recovery.as_deref().copied().unwrap_or_default();
         Self {
             message_sizes: MessageReport {
                 bytes: SpreadReport::of(messages.sizes()),
                 by_size: messages.by_size().map(|(size, count)| (size.to_string(), count)).collect(),
             },
+            cnp_sent: facts.cnp_sent,
             src_port_changes: facts.port_changes,
             retransmitted_bytes: repeats.bytes,
             retransmitted_share: share(repeats.bytes, flow.bytes),

@@ -117,34 +117,47 @@ pub const fn is_path_mtu(payload: u16) -> bool {
     payload.is_power_of_two() && payload >= 256 && payload <= 4_096
 }
 
-/// Source ports of the queue pairs between two hosts.
-fn ports<'a>(findings: &mut Findings, flows: impl Iterator<Item = View<'a>>) {
-    let mut paths: BTreeMap<(Tap, Addr, Addr), Vec<u16>> = BTreeMap::new();
-    for View { key, flow, .. } in flows {
-        if key.space() == Space::Request && is_connected(flow) {
-            paths.entry((key.tap, key.src, key.dst)).or_default().push(flow.src_port);
+/// The request flows of connected queue pairs, by tap, source and destination.
+pub fn paths<'a>(flows: impl Iterator<Item = View<'a>>) -> BTreeMap<(Tap, Addr, Addr), Vec<View<'a>>> {
+    let mut paths: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for view in flows {
+        if view.key.space() == Space::Request && is_connected(view.flow) {
+            paths.entry((view.key.tap, view.key.src, view.key.dst)).or_default().push(view);
         }
     }
-    for ((tap, src, dst), ports) in paths {
-        if ports.len() >= ONE_PORT_QPS_LEAST && ports.iter().all(|port| *port == ports[0]) {
-            findings.add(Code::OnePortManyQps, Subject::Path(tap, src, dst), 1);
+    paths
+}
+
+/// Source ports of the queue pairs between two hosts.
+fn ports<'a>(findings: &mut Findings, flows: impl Iterator<Item = View<'a>>) {
+    for ((tap, src, dst), views) in paths(flows) {
+        if views.len() >= ONE_PORT_QPS_LEAST && views.iter().all(|v| v.flow.src_port == views[0].flow.src_port) {
+            let path = Subject::Path(tap, src, dst);
+            findings.add(Code::OnePortManyQps, path, 1);
+            for first in views.iter().take(ONE_PORT_QPS_LEAST).filter_map(|v| v.first) {
+                findings.show(Code::OnePortManyQps, path, first);
+            }
         }
     }
 }
 
 /// DSCPs of the data that one host sends.
 fn hosts<'a>(findings: &mut Findings, flows: impl Iterator<Item = View<'a>>) {
-    let mut hosts: BTreeMap<(Tap, Addr), BTreeSet<Dscp>> = BTreeMap::new();
-    for View { key, flow, .. } in flows {
+    let mut hosts: BTreeMap<(Tap, Addr), BTreeMap<Dscp, Option<Evidence>>> = BTreeMap::new();
+    for View { key, flow, first, .. } in flows {
         if is_data(key, flow)
             && let Some(dscp) = sole_dscp(flow)
         {
-            hosts.entry((key.tap, key.src)).or_default().insert(dscp);
+            hosts.entry((key.tap, key.src)).or_default().entry(dscp).or_insert(first);
         }
     }
     for ((tap, host), dscps) in hosts {
         if dscps.len() > 1 {
-            findings.add(Code::DscpMixedOnHost, Subject::Host(tap, host), 1);
+            let host = Subject::Host(tap, host);
+            findings.add(Code::DscpMixedOnHost, host, 1);
+            for first in dscps.into_values().flatten() {
+                findings.show(Code::DscpMixedOnHost, host, first);
+            }
         }
     }
 }

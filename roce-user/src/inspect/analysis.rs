@@ -296,6 +296,8 @@ impl Analysis {
         self.end_episodes();
         self.judge(&capture);
         let tap_name = |tap: Tap| capture.interfaces.get(tap.ifindex() as usize).cloned().unwrap_or_default();
+        let all: Vec<_> = self.entries.iter().map(|entry| (&entry.key, &entry.flow)).collect();
+        let paths = self.watch.paths(&all, tap_name);
         let mut counters = Counters::default();
         let flows: Vec<_> = self
             .entries
@@ -328,6 +330,7 @@ impl Analysis {
             tunnels: None,
             incomplete: capture.incomplete,
             findings: self.watch.findings().report(tap_name),
+            paths,
             flows,
         }
     }

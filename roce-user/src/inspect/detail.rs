@@ -9,6 +9,13 @@ use crate::{
 
 /// Writes the facts of the first `most` flows, one paragraph each.
 pub(super) fn write(out: &mut impl Write, report: &CaptureReport, most: usize) -> Result<()> {
+    if !report.paths.is_empty() {
+        writeln!(out)?;
+    }
+    for path in report.paths.iter().take(most) {
+        let (qps, ports) = (path.qps, path.src_ports);
+        writeln!(out, "  {} → {}: {qps} connected QPs, {ports} source ports, tap {}", path.src, path.dst, path.tap)?;
+    }
     for flow in report.flows.iter().take(most) {
         writeln!(out)?;
         for (number, line) in lines(flow, &flow.facts).iter().enumerate() {
@@ -29,6 +36,9 @@ fn lines(flow: &FlowReport, facts: &FactsReport) -> Vec<String> {
     let mut line = |name: &str, text: String| lines.push(format!("{name:<12}{text}"));
     line("packets", join(facts.opcodes.iter().map(|(name, n)| format!("{n} {}", name.replace('_', " ")))));
     let Some(measured) = &facts.measured else { return lines };
+    if flow.cnp + measured.cnp_sent > 0 {
+        line("CNPs", format!("{} for its sender, {} by its sender", flow.cnp, measured.cnp_sent));
+    }
     if facts.messages > 0 {
         let sizes = &measured.message_sizes;
         let bytes = sizes.bytes.map(|b| format!(", {} bytes", range(&b, ToString::to_string)));
@@ -41,7 +51,7 @@ fn lines(flow: &FlowReport, facts: &FactsReport) -> Vec<String> {
         }
     }
     let dscp = join(flow.dscp.iter().map(|(dscp, n)| format!("{n} in DSCP {dscp}")));
-    line("marking", format!("{dscp}; CE {:.1} %, {} CNPs", facts.ce_share * 100.0, flow.cnp));
+    line("marking", format!("{dscp}; CE {:.1} %", facts.ce_share * 100.0));
     let changes = match measured.src_port_changes {
         0 => String::new(),
         n => format!(", changed {n} times"),

@@ -22,7 +22,7 @@ use super::{
     seen::{Seen, SeenPacket},
 };
 use crate::{
-    facts::FlowFacts,
+    facts::{FlowFacts, PathReport},
     findings::{Code, Evidence, Findings, Subject, episodes, rules},
 };
 use copies::Copies;
@@ -223,7 +223,8 @@ impl Watch {
     /// The end of a flow; `account` is what its tracker's `finish` said.
     pub(super) fn finish(&mut self, key: FlowKey, flow: FlowIndex, account: Account) {
         let Some(memory) = self.flows.get_mut(flow) else { return };
-        memory.facts.finish(account);
+        let cnps = self.cnps.get(&(key.tap, key.src, key.dst, key.dest_qp()));
+        memory.facts.finish(account, cnps.map_or(0, |cnps| cnps.count));
         if is_captured_twice(memory.copies, memory.facts.packets()) {
             self.findings.add(Code::DuplicateCapture, key, memory.copies);
             for code in episodes::CODES {
@@ -252,19 +253,32 @@ impl Watch {
                 self.findings.show(Code::CnpUnmatched, path, cnps.mark.evidence("first CNP for this queue pair"));
             }
         }
-        let nothing = FlowMemory::default();
-        let view = |(number, &(key, flow)): (FlowIndex, &(_, _))| {
-            let memory = self.flows.get(number).unwrap_or(&nothing);
-            rules::View {
-                key,
-                flow,
-                partner: memory.partner.map(|partner| all[partner].1),
-                first: memory.first.map(|mark| mark.evidence("first packet")),
-                ce: memory.ce.map(|mark| mark.evidence("first CE packet")),
-            }
-        };
-        rules::judge(&mut self.findings, all.iter().enumerate().map(view));
+        let Self { flows, findings, .. } = self;
+        rules::judge(findings, views(flows, all));
     }
+
+    /// The paths of all flows.
+    pub(super) fn paths(&self, all: &[(&FlowKey, &Flow)], tap_name: impl Fn(Tap) -> String) -> Vec<PathReport> {
+        PathReport::all(views(&self.flows, all), tap_name)
+    }
+}
+
+/// All flows, in the order of their numbers, as rules look at them.
+fn views<'a>(
+    memories: &'a [FlowMemory],
+    all: &'a [(&'a FlowKey, &'a Flow)],
+) -> impl Iterator<Item = rules::View<'a>> + Clone {
+    all.iter().enumerate().map(move |(number, &(key, flow))| {
+        let memory = memories.get(number);
+        let mark = |mark: Option<Mark>, what| mark.map(|mark| mark.evidence(what));
+        rules::View {
+            key,
+            flow,
+            partner: memory.and_then(|m| m.partner).map(|partner| all[partner].1),
+            first: mark(memory.and_then(|m| m.first), "first packet"),
+            ce: mark(memory.and_then(|m| m.ce), "first CE packet"),
+        }
+    })
 }
 
 fn is_captured_twice(copies: u64, packets: u64) -> bool {
