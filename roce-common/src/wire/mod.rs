@@ -3,6 +3,7 @@
 mod aeth_codes;
 mod bytes;
 pub mod checksum;
+pub mod cm;
 pub mod emit;
 mod headers;
 pub mod icrc;
