@@ -196,6 +196,11 @@ impl<K: Copy + PartialEq> Evidence<K> {
         }
     }
 
+    /// It is known from the connection's management which flow the responses answer.
+    pub fn told(&mut self, key: K, psn: Psn) {
+        *self = Self { candidate: Some(key), confirmations: CONFIRMATIONS, supported: true, last: psn };
+    }
+
     /// Forgets everything: something contradicts what was believed.
     pub fn contradict(&mut self) {
         *self = Self::default();

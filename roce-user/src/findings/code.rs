@@ -98,6 +98,12 @@ codes! {
     ReorderingNaked = "reordering-naked", Warning,
         "{n} time{s} the receiver took reordering for loss and asked again: nothing was missing",
         "packet spraying or adaptive routing towards a receiver that does not take packets out of order";
+    ConnectUnanswered = "connect-unanswered", Warning,
+        "{n} connection{s} asked for and neither granted nor refused",
+        "whether the other host runs RDMA on that address; firewalls and paths for UDP port 4791 both ways; the listener";
+    ConnectRejected = "connect-rejected", Warning,
+        "{n} connection{s} refused",
+        "the reason in the evidence: most often nobody listens there, or the application refused";
     Stall = "stall", Warning,
         "{n} silence{s} of 50 ms or more with requests unanswered",
         "ACK timeouts, ports paused by PFC, a receiver that stopped";

@@ -6,13 +6,14 @@ use roce_common::{
     abi::{Direction, FlowKey, MAX_FLOWS, Space, Tap},
     flow::{Flow, refusal},
     psn::{Account, Episode, Explainer, Outcome, Passing, Psn, Tally},
-    units::Nanos,
-    wire::{Kind, Malformed, Packet, Syndrome, Verdict, icrc},
+    units::{Nanos, Qpn},
+    wire::{Kind, Malformed, Packet, Syndrome, Verdict, cm, icrc},
 };
 
 use super::{
     attribution::{Attribution, FlowIndex},
     capture::{Capture, Frame},
+    connections::Connections,
     seen::{Seen, SeenPacket},
     watch::Watch,
 };
@@ -62,6 +63,7 @@ pub(super) struct Analysis {
     ended: Vec<Episode>,
     attribution: Attribution,
     watch: Watch,
+    connections: Connections,
     first_time: Option<Nanos>,
     last_time: Nanos,
 }
@@ -94,6 +96,7 @@ impl Analysis {
             ended: Vec::new(),
             attribution: Attribution::new(most_flows),
             watch: Watch::default(),
+            connections: Connections::default(),
             first_time: None,
             last_time: Nanos(0),
         }
@@ -142,6 +145,9 @@ impl Analysis {
                     refused: None,
                 };
                 self.packet(&mut seen, frame.time);
+                if seen.packet.bth.dest_qp == Qpn::GSI {
+                    self.manage(frame, tap, &seen.packet);
+                }
                 Seen::Packet(seen)
             }
             Verdict::RoceV1 => {
@@ -194,6 +200,32 @@ impl Analysis {
             Space::Response => {
                 seen.answers = self.attribution.response(tap, packet);
                 seen.refused = self.response(seen, now);
+            }
+        }
+        if seen.outcome == Outcome::First {
+            self.use_terms(number, &key);
+        }
+    }
+
+    /// What the management of a flow's connection told of it.
+    fn use_terms(&mut self, number: FlowIndex, key: &FlowKey) {
+        let Some(terms) = self.connections.terms(key) else { return };
+        let entry = &mut self.entries[number];
+        entry.flow.tracker.teach_pmtu(terms.pmtu);
+        if key.space() == Space::Request {
+            entry.explainer().set_ack_timeout(terms.ack_timeout);
+            self.attribution.told(number, key, terms.sender);
+        }
+    }
+
+    /// A packet for QP1 may make a connection; its flows may have begun before, on queue pairs that are used again.
+    fn manage(&mut self, frame: &Frame<'_>, tap: Tap, packet: &Packet) {
+        let Some(mad) = cm::parse(&(frame.bytes, frame.wire_len), packet) else { return };
+        let mark = (frame.number, frame.time);
+        let Some(made) = self.connections.message((tap, packet), &mad, mark, self.watch.findings()) else { return };
+        for key in made.request_flows().into_iter().chain(made.answer_flows()) {
+            if let Some(&number) = self.index.get(&key) {
+                self.use_terms(number, &key);
             }
         }
     }
@@ -341,6 +373,7 @@ impl Analysis {
         let (attribution, index) = (&self.attribution, &self.index);
         self.watch.judge(&flows, |tap, cnp| attribution.notified(tap, cnp, index));
         let findings = self.watch.findings();
+        self.connections.finish(findings);
         if capture.incomplete.is_some() {
             findings.add(Code::TruncatedCapture, Subject::Capture, 1);
         }

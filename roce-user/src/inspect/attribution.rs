@@ -79,6 +79,22 @@ impl Attribution {
         }
     }
 
+    /// The connection's management has named the QP that sends the requests of the flow `number`, which has begun.
+    pub(super) fn told(&mut self, number: FlowIndex, key: &FlowKey, sender: Qpn) {
+        let me = ((key.tap, key.dst, key.src), sender);
+        let Some(candidate) = self.candidates.get_mut(&number) else { return };
+        let former = candidate.owner.replace(me);
+        let first = candidate.request.first;
+        if let Some(former) = former.filter(|former| *former != me)
+            && let Some(owner) = self.owners.get_mut(&former)
+        {
+            owner.evidence.contradict();
+        }
+        if self.owners.len() < self.most || self.owners.contains_key(&me) {
+            self.owners.entry(me).or_default().evidence.told(number, first);
+        }
+    }
+
     /// A response: evidence of which flow the QP it goes to sends. Returns that flow, once it is sure.
     pub(super) fn response(&mut self, tap: Tap, packet: &Packet) -> Option<FlowIndex> {
         if !matches!(packet.bth.opcode.service(), Service::Rc | Service::Xrc) {

@@ -7,6 +7,7 @@ mod analysis;
 mod args;
 mod attribution;
 mod capture;
+mod connections;
 mod csv;
 mod detail;
 mod extract;

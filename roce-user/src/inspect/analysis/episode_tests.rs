@@ -115,3 +115,22 @@ fn published_stories_have_their_causes() {
         assert_eq!(told(&analysed(&format!("{name}.pcap"))), want, "{name}");
     }
 }
+
+#[test]
+fn connection_management_tells_pairs_path_mtu_and_timeouts() {
+    for name in ["rxe-cm-rping.pcap", "rxe-cm-rping-ipv6.pcap"] {
+        let a = analysed(name);
+        let flows: Vec<_> = (0..a.entries.len()).filter(|&n| a.entries[n].flow.tracker.is_started()).collect();
+        assert_eq!(flows.len(), 3, "{name}");
+        for number in flows {
+            let entry = &a.entries[number];
+            assert_eq!(entry.flow.tracker.pmtu, 1024, "rping sends 512 bytes: no packet tells it");
+            if entry.key.space() == Space::Request {
+                // Both ends have the same number here; what tshark shows: primary local ACK timeout 0x11.
+                assert_eq!(a.attribution.sender_of(number), Some(entry.key.dest_qp()), "{name}");
+                let timeout = entry.explainer.as_ref().and_then(|e| e.ack_timeout());
+                assert_eq!(timeout, Some(AckTimeout { exponent: 17, known: Known::Told }), "{name}");
+            }
+        }
+    }
+}

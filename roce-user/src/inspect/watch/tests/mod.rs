@@ -274,6 +274,25 @@ const CAPTURES: &[Case] = &[
     }),
 ];
 
+const CONNECTIONS: &[Case] = &[
+    ("a connection that nobody answers", &[Code::ConnectUnanswered], |s| {
+        s.manage(true, 0x10, (1, 0), 0);
+        s.wait_ms(4_000);
+        s.manage(true, 0x10, (1, 0), 0);
+    }),
+    ("a connection that is refused", &[Code::ConnectRejected], |s| {
+        s.manage(true, 0x10, (1, 0), 0);
+        s.manage(false, 0x12, (0, 1), 8);
+    }),
+    ("a connection that is made and ends", NOTHING, |s| {
+        s.manage(true, 0x10, (1, 0), 0);
+        s.manage(false, 0x13, (2, 1), 0);
+        s.manage(true, 0x14, (1, 2), 0);
+        s.manage(true, 0x15, (1, 2), 0);
+        s.manage(false, 0x16, (2, 1), 0);
+    }),
+];
+
 const MARKINGS: &[Case] = &[
     ("Not-ECT", &[Code::NotEct], |s| {
         (s.tos, s.answer_tos) = (0x68, 0x68);
@@ -370,7 +389,7 @@ const MARKINGS: &[Case] = &[
 #[test]
 fn every_story_gives_its_findings_and_no_others() {
     let mut wrong = Vec::new();
-    for (name, want, tell) in [LOSSES, READS, TIMES, CAPTURES, MARKINGS].into_iter().flatten() {
+    for (name, want, tell) in [LOSSES, READS, TIMES, CAPTURES, CONNECTIONS, MARKINGS].into_iter().flatten() {
         let mut story = Story::new();
         tell(&mut story);
         let want: BTreeSet<_> = want.iter().map(|c| c.name()).collect();
@@ -384,8 +403,11 @@ fn every_story_gives_its_findings_and_no_others() {
 
 #[test]
 fn every_code_has_a_story() {
-    let told: BTreeSet<_> =
-        [LOSSES, READS, TIMES, CAPTURES, MARKINGS].into_iter().flatten().flat_map(|(_, codes, _)| *codes).collect();
+    let told: BTreeSet<_> = [LOSSES, READS, TIMES, CAPTURES, CONNECTIONS, MARKINGS]
+        .into_iter()
+        .flatten()
+        .flat_map(|(_, codes, _)| *codes)
+        .collect();
     let untold: Vec<_> = Code::ALL.iter().filter(|code| !told.contains(code)).map(|code| code.name()).collect();
     assert!(untold.is_empty(), "{untold:?}");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use roce_common::{
     psn::Psn,
     units::{Addr, Nanos, Qpn},
-    wire::{Aeth, Bth, IpVersion, Opcode, Reth, emit, source_port},
+    wire::{Aeth, Bth, Deth, IpVersion, Opcode, Reth, emit, source_port},
 };
 
 use crate::{
@@ -121,6 +121,24 @@ impl Story {
         let mut frame = [0; emit::CNP_FRAME_V6];
         let len = emit::cnp(&path, IpVersion::V4, Qpn::new(qp), &mut frame);
         change(&mut frame[..len]);
+        self.frame(&frame[..len]);
+    }
+
+    /// A message of connection management on QP1, from A or from B: its attribute, its sender's and its receiver's
+    /// number of the connection, and what stands at byte 8 of a REJ.
+    pub(super) fn manage(&mut self, from_a: bool, attribute: u8, ids: (u32, u32), word: u32) {
+        let mut mad = [0; 256];
+        mad[..4].copy_from_slice(&[1, 7, 2, 3]);
+        mad[17] = attribute;
+        for (at, value) in [(24, ids.0), (28, ids.1), (32, word)] {
+            mad[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        }
+        let ends = if from_a { (A, self.to) } else { (self.to, A) };
+        let deth = Deth { qkey: 0x8001_0000, src_qp: Qpn::GSI };
+        let ext = emit::Ext { deth: Some(deth), ..emit::Ext::default() };
+        let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::new(0));
+        let mut frame = [0; 512];
+        let len = emit::frame(&self.path(ends, 55_410, 0), &bth, &ext, &mad, &mut frame).expect("a frame");
         self.frame(&frame[..len]);
     }
 

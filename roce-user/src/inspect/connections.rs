@@ -1,0 +1,302 @@
+//! Connections as their management makes them: who is paired with whom, what they agreed on, and which never came to be.
+
+use std::collections::HashMap;
+
+use roce_common::{
+    abi::{FlowKey, Space, Tap},
+    units::{Addr, Nanos, Qpn},
+    wire::{
+        Packet,
+        cm::{Mad, Message, Request},
+    },
+};
+
+use crate::findings::{Code, Evidence, Findings, Subject};
+
+/// Connections remembered while they are made. Those that are made go first where there are more.
+const MOST: usize = 16_384;
+
+/// Where a connection is asked for: tap, requester, responder, the requester's number of it.
+type Key = (Tap, Addr, Addr, u32);
+
+/// A connection in the making.
+struct Asked {
+    request: Request,
+    state: State,
+    frame: u64,
+    time: Nanos,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    Made,
+    Rejected,
+}
+
+/// What is known of a queue pair's packets from its connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Terms {
+    /// The queue pair that sends them.
+    pub(super) sender: Qpn,
+    /// Path MTU in bytes; 0 = not known.
+    pub(super) pmtu: u32,
+    /// Exponent of the sender's ACK timeout; 0 = none.
+    pub(super) ack_timeout: u8,
+}
+
+/// A connection that was just made, or made again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Made {
+    /// Where, and from whom to whom each direction goes.
+    pub(super) directions: [(Tap, Addr, Addr, Qpn); 2],
+}
+
+/// All connections of a capture.
+#[derive(Default)]
+pub(super) struct Connections {
+    asked: HashMap<Key, Asked>,
+    /// Answers since room was last made: without one, none can be made, and a flood must not make us look every time.
+    answers: u64,
+    terms: HashMap<(Tap, Addr, Addr, Qpn), Terms>,
+}
+
+impl Connections {
+    /// Takes a message that `packet`, frame number `frame`, carries.
+    pub(super) fn message(
+        &mut self,
+        (tap, packet): (Tap, &Packet),
+        mad: &Mad,
+        (frame, time): (u64, Nanos),
+        findings: &mut Findings,
+    ) -> Option<Made> {
+        // The same connection, seen from the side that asked for it.
+        let asked = (tap, packet.src, packet.dst, mad.local_id);
+        let answered = (tap, packet.dst, packet.src, mad.remote_id);
+        match mad.message {
+            Message::Request(request) => {
+                self.make_room();
+                if self.asked.len() < MOST || self.asked.contains_key(&asked) {
+                    // A REQ may come again: the first one tells when it began.
+                    let fresh = Asked { request, state: State::Open, frame, time };
+                    let known = self.asked.entry(asked).or_insert(fresh);
+                    if known.request != request {
+                        *known = Asked { request, state: State::Open, frame, time };
+                    }
+                }
+                None
+            }
+            Message::Reply(reply) => {
+                let connection = self.asked.get_mut(&answered)?;
+                connection.state = State::Made;
+                self.answers += 1;
+                let request = connection.request;
+                let (requester, responder) = (packet.dst, packet.src);
+                let there = (tap, requester, responder, reply.qpn);
+                let back = (tap, responder, requester, request.qpn);
+                let Request { pmtu, ack_timeout, .. } = request;
+                if self.terms.len() + 2 <= 2 * MOST || self.terms.contains_key(&there) {
+                    self.terms.insert(there, Terms { sender: request.qpn, pmtu, ack_timeout });
+                    self.terms.insert(back, Terms { sender: reply.qpn, pmtu, ack_timeout });
+                }
+                Some(Made { directions: [there, back] })
+            }
+            Message::Reject(reason) => {
+                // Either side may refuse: the answer to a REQ, or the REQ's sender who does not like the REP.
+                let key = if self.asked.contains_key(&answered) { answered } else { asked };
+                let connection = self.asked.get_mut(&key)?;
+                if connection.state != State::Rejected {
+                    connection.state = State::Rejected;
+                    self.answers += 1;
+                    let what = reason_name(reason);
+                    let evidence = Evidence { frame: Some(frame), time, psn: None, what };
+                    findings.note(Code::ConnectRejected, Subject::Path(key.0, key.1, key.2), evidence);
+                }
+                None
+            }
+            Message::Ready
+            | Message::Wait
+            | Message::Disconnect(_)
+            | Message::Disconnected
+            | Message::LookUp
+            | Message::Found(_) => None,
+        }
+    }
+
+    fn make_room(&mut self) {
+        if self.asked.len() >= MOST && self.answers > 0 {
+            self.answers = 0;
+            self.asked.retain(|_, asked| asked.state == State::Open);
+        }
+    }
+
+    /// What is known of the packets of a flow.
+    pub(super) fn terms(&self, key: &FlowKey) -> Option<Terms> {
+        self.terms.get(&(key.tap, key.src, key.dst, key.dest_qp())).copied()
+    }
+
+    /// The end of the capture: what was asked for and neither granted nor refused.
+    pub(super) fn finish(&self, findings: &mut Findings) {
+        let mut open: Vec<_> = self.asked.iter().filter(|(_, asked)| asked.state == State::Open).collect();
+        open.sort_by_key(|(_, asked)| asked.frame);
+        for ((tap, src, dst, _), asked) in open {
+            let evidence =
+                Evidence { frame: Some(asked.frame), time: asked.time, psn: None, what: "REQ without REP or REJ" };
+            findings.note(Code::ConnectUnanswered, Subject::Path(*tap, *src, *dst), evidence);
+        }
+    }
+}
+
+impl Made {
+    /// The keys of the flows of requests.
+    pub(super) fn request_flows(&self) -> [FlowKey; 2] {
+        self.directions.map(|(tap, src, dst, qpn)| FlowKey::new(tap, src, dst, qpn, Space::Request))
+    }
+
+    /// The keys of the flows of answers.
+    pub(super) fn answer_flows(&self) -> [FlowKey; 2] {
+        self.directions.map(|(tap, src, dst, qpn)| FlowKey::new(tap, src, dst, qpn, Space::Response))
+    }
+}
+
+/// What the reason of a REJ means (`enum ib_cm_rej_reason` of Linux).
+const fn reason_name(reason: u16) -> &'static str {
+    match reason {
+        1 => "REJ: no queue pair (1)",
+        3 => "REJ: no resources (3)",
+        4 => "REJ: timeout (4)",
+        5 => "REJ: unsupported request (5)",
+        6 => "REJ: invalid communication ID (6)",
+        7 => "REJ: invalid communication instance (7)",
+        8 => "REJ: invalid service ID, nobody listens (8)",
+        9 => "REJ: invalid transport service type (9)",
+        10 => "REJ: stale connection (10)",
+        11 => "REJ: no RDC (11)",
+        12 => "REJ: primary GID refused (12)",
+        13 => "REJ: primary LID refused (13)",
+        14 => "REJ: invalid service level (14)",
+        15 => "REJ: invalid traffic class (15)",
+        16 => "REJ: invalid hop limit (16)",
+        17 => "REJ: invalid packet rate (17)",
+        24 => "REJ: port and CM redirection (24)",
+        25 => "REJ: port redirection (25)",
+        26 => "REJ: invalid MTU (26)",
+        27 => "REJ: insufficient response resources (27)",
+        28 => "REJ: by the application (28)",
+        29 => "REJ: RNR retry count (29)",
+        33 => "REJ: vendor option not supported (33)",
+        _ => "REJ: other reason",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use roce_common::{
+        psn::Psn,
+        wire::{Bth, Opcode, cm::Reply},
+    };
+
+    use super::*;
+
+    const A: Addr = Addr::v4([10, 0, 0, 1]);
+    const B: Addr = Addr::v4([10, 0, 0, 2]);
+    const TAP: Tap = Tap::new(0, roce_common::abi::Direction::Ingress);
+
+    /// Connections, and what was found.
+    #[derive(Default)]
+    struct Bench {
+        connections: Connections,
+        findings: Findings,
+        frame: u64,
+    }
+
+    impl Bench {
+        fn send(&mut self, from: Addr, ids: (u32, u32), message: Message) -> Option<Made> {
+            self.frame += 1;
+            let dst = if from == A { B } else { A };
+            let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::new(0));
+            let packet = Packet { src: from, dst, bth, ..Packet::EMPTY };
+            let mad = Mad { local_id: ids.0, remote_id: ids.1, message };
+            self.connections.message((TAP, &packet), &mad, (self.frame, Nanos(0)), &mut self.findings)
+        }
+
+        fn counts(mut self) -> (u64, u64) {
+            self.connections.finish(&mut self.findings);
+            (self.findings.count(Code::ConnectUnanswered), self.findings.count(Code::ConnectRejected))
+        }
+    }
+
+    fn request(qpn: u32) -> Message {
+        Message::Request(Request {
+            qpn: Qpn::new(qpn),
+            starting_psn: Psn::new(7),
+            pmtu: 1024,
+            ack_timeout: 17,
+            retries: 7,
+            rnr_retries: 7,
+            transport: 0,
+        })
+    }
+
+    fn reply(qpn: u32) -> Message {
+        Message::Reply(Reply { qpn: Qpn::new(qpn), starting_psn: Psn::new(9), rnr_retries: 7 })
+    }
+
+    #[test]
+    fn a_reply_pairs_both_directions() {
+        let mut b = Bench::default();
+        assert_eq!(b.send(A, (1, 0), request(17)), None);
+        let made = b.send(B, (2, 1), reply(42)).expect("made");
+        assert_eq!(made.directions, [(TAP, A, B, Qpn::new(42)), (TAP, B, A, Qpn::new(17))]);
+        let [there, back] = made.request_flows();
+        let terms = |sender| Some(Terms { sender: Qpn::new(sender), pmtu: 1024, ack_timeout: 17 });
+        assert_eq!((b.connections.terms(&there), b.connections.terms(&back)), (terms(17), terms(42)));
+        // Requests and replies that come again change nothing.
+        b.send(A, (1, 0), request(17));
+        assert_eq!(b.send(B, (2, 1), reply(42)), Some(made));
+        assert_eq!(b.counts(), (0, 0));
+    }
+
+    #[test]
+    fn what_is_not_answered_is_found_once() {
+        let mut b = Bench::default();
+        for _ in 0..4 {
+            b.send(A, (1, 0), request(17));
+        }
+        b.send(A, (2, 0), request(18));
+        // Another connection's reply, and one that nobody asked for, are none to these.
+        assert_eq!(b.send(B, (9, 3), reply(42)), None);
+        assert_eq!(b.send(A, (9, 1), reply(42)), None);
+        // Being worked on is no answer either.
+        b.send(B, (5, 2), Message::Wait);
+        assert_eq!(b.counts(), (2, 0));
+    }
+
+    #[test]
+    fn a_refusal_is_an_answer_and_counts_once() {
+        let mut b = Bench::default();
+        b.send(A, (1, 0), request(17));
+        b.send(B, (0, 1), Message::Reject(8));
+        b.send(B, (0, 1), Message::Reject(8));
+        // The requester may refuse the reply.
+        b.send(B, (4, 0), request(19));
+        b.send(A, (5, 4), reply(20));
+        b.send(B, (4, 5), Message::Reject(28));
+        // Nobody asked.
+        b.send(B, (0, 77), Message::Reject(8));
+        assert_eq!(b.findings.log()[0].evidence.what, "REJ: invalid service ID, nobody listens (8)");
+        assert_eq!(b.counts(), (0, 2));
+    }
+
+    #[test]
+    fn a_flood_of_requests_is_bounded() {
+        let mut b = Bench::default();
+        b.send(A, (1, 0), request(17));
+        b.send(B, (2, 1), reply(42));
+        for id in 10..40_000 {
+            b.send(A, (id, 0), request(id));
+        }
+        assert_eq!(b.connections.asked.len(), MOST);
+        assert_eq!(b.counts(), (MOST as u64, 0));
+    }
+}
