@@ -177,7 +177,7 @@ fn damage_is_survived_in_bounded_memory() {
             assert!(taken < MOST_MEMORY, "{taken} bytes for a file of {}", bytes.len());
         }
     }
-    assert!(read > 500 && stopped > 200 && refused > 10, "{read} read, {stopped} of them in part, {refused} refused");
+    assert!(read > 500 && stopped > 200 && refused > 3, "{read} read, {stopped} of them in part, {refused} refused");
 }
 
 #[test]

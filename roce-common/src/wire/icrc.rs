@@ -25,6 +25,34 @@ const fn build_table() -> [u32; 256] {
     table
 }
 
+#[inline(always)]
+const fn mask_v4(header: &mut [u8; Ipv4Hdr::LEN]) {
+    header[1] = 0xff;
+    header[8] = 0xff;
+    header[10] = 0xff;
+    header[11] = 0xff;
+}
+
+#[inline(always)]
+const fn mask_v6(header: &mut [u8; Ipv6Hdr::LEN]) {
+    header[0] |= 0x0f;
+    header[1] = 0xff;
+    header[2] = 0xff;
+    header[3] = 0xff;
+    header[7] = 0xff;
+}
+
+#[inline(always)]
+const fn mask_udp(header: &mut [u8; UdpHdr::LEN]) {
+    header[6] = 0xff;
+    header[7] = 0xff;
+}
+
+#[inline(always)]
+const fn mask_bth(header: &mut [u8; BTH_LEN]) {
+    header[4] = 0xff;
+}
+
 /// A running ICRC.
 #[derive(Clone, Copy, Debug)]
 pub struct Icrc(u32);
@@ -49,36 +77,28 @@ impl Icrc {
     /// Starts over an IPv4 header without options.
     #[inline(always)]
     pub fn v4(mut header: [u8; Ipv4Hdr::LEN]) -> Self {
-        header[1] = 0xff;
-        header[8] = 0xff;
-        header[10] = 0xff;
-        header[11] = 0xff;
+        mask_v4(&mut header);
         Self::start().bytes(&header)
     }
 
     /// Starts over an IPv6 header.
     #[inline(always)]
     pub fn v6(mut header: [u8; Ipv6Hdr::LEN]) -> Self {
-        header[0] |= 0x0f;
-        header[1] = 0xff;
-        header[2] = 0xff;
-        header[3] = 0xff;
-        header[7] = 0xff;
+        mask_v6(&mut header);
         Self::start().bytes(&header)
     }
 
     /// Continues over a UDP header, its checksum masked.
     #[inline(always)]
     pub fn udp(self, mut header: [u8; UdpHdr::LEN]) -> Self {
-        header[6] = 0xff;
-        header[7] = 0xff;
+        mask_udp(&mut header);
         self.bytes(&header)
     }
 
     /// Continues over a BTH, its congestion bits masked.
     #[inline(always)]
     pub fn bth(self, mut header: [u8; BTH_LEN]) -> Self {
-        header[4] = 0xff;
+        mask_bth(&mut header);
         self.bytes(&header)
     }
 
@@ -98,13 +118,6 @@ impl Icrc {
 /// The ICRC that `packet`, found in `frame`, should carry; `None` where the capture kept too few bytes or the IPv4
 /// header has options (rxe and the specification disagree on them).
 pub fn expected(frame: &[u8], packet: &Packet) -> Option<[u8; ICRC_LEN]> {
-    let (headers, rest) = masked_headers(frame, packet)?;
-    Some(headers.bytes(rest).finish())
-}
-
-/// The ICRC of the headers that have masks, and what follows them up to the ICRC itself.
-#[inline(always)]
-fn masked_headers<'a>(frame: &'a [u8], packet: &Packet) -> Option<(Icrc, &'a [u8])> {
     let l3 = usize::from(packet.l3_offset);
     let l4 = usize::from(packet.l4_offset);
     let ip = frame.get(l3..l4)?;
@@ -114,7 +127,7 @@ fn masked_headers<'a>(frame: &'a [u8], packet: &Packet) -> Option<(Icrc, &'a [u8
     };
     let (udp, rest) = frame.get(l4..packet.icrc_offset())?.split_first_chunk()?;
     let (bth, rest) = rest.split_first_chunk()?;
-    Some((start.udp(*udp).bth(*bth), rest))
+    Some(start.udp(*udp).bth(*bth).bytes(rest).finish())
 }
 
 /// Whether the ICRC of `packet` is right; `None` where it cannot be told (see [`expected`]).
@@ -125,10 +138,25 @@ pub fn is_valid(frame: &[u8], packet: &Packet) -> Option<bool> {
 /// [`is_valid`] with a CRC-32 of the caller's choice, for whoever has a quicker one: `crc32(crc, bytes)` continues the
 /// ordinary (zlib's) CRC-32 `crc` over `bytes`.
 #[inline]
-pub fn is_valid_by(frame: &[u8], packet: &Packet, crc32: impl FnOnce(u32, &[u8]) -> u32) -> Option<bool> {
+pub fn is_valid_by(frame: &[u8], packet: &Packet, crc32: impl Fn(u32, &[u8]) -> u32) -> Option<bool> {
     let wire = on_the_wire(frame, packet)?;
-    let (headers, rest) = masked_headers(frame, packet)?;
-    Some(crc32(!headers.0, rest) == u32::from_le_bytes(wire))
+    let l3 = usize::from(packet.l3_offset);
+    let ip_len = usize::from(packet.l4_offset).checked_sub(l3)?;
+    let covered = frame.get(l3..packet.icrc_offset())?;
+    // All headers that have masks in one piece.
+    let mut masked = [0; Ipv6Hdr::LEN + UdpHdr::LEN + BTH_LEN];
+    let headers = masked.get_mut(..ip_len + UdpHdr::LEN + BTH_LEN)?;
+    let (plain, rest) = covered.split_at_checked(headers.len())?;
+    headers.copy_from_slice(plain);
+    let (ip, behind) = headers.split_at_mut_checked(ip_len)?;
+    match packet.ip {
+        IpVersion::V4 => mask_v4(ip.try_into().ok()?),
+        IpVersion::V6 => mask_v6(ip.try_into().ok()?),
+    }
+    let (udp, bth) = behind.split_first_chunk_mut()?;
+    mask_udp(udp);
+    mask_bth(bth.first_chunk_mut()?);
+    Some(crc32(crc32(!AFTER_LRH, headers), rest) == u32::from_le_bytes(wire))
 }
 
 fn on_the_wire(frame: &[u8], packet: &Packet) -> Option<[u8; ICRC_LEN]> {

@@ -1,7 +1,8 @@
 //! The inspector's counting: every frame through the parser, every RoCEv2 packet through its flow's tracker.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use foldhash::{HashMap, HashMapExt as _};
 use roce_common::{
     abi::{Direction, FlowKey, MAX_FLOWS, Space, Tap},
     flow::{Flow, refusal},

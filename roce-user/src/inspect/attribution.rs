@@ -1,8 +1,7 @@
 //! Which flow a NAK or a CNP is about. Both name the QP they are sent to, never the flow that caused them; the flow is
 //! found by the rules of [`roce_common::pairing`], and where these leave none or several, there is no answer.
 
-use std::collections::HashMap;
-
+use foldhash::{HashMap, HashMapExt as _};
 use roce_common::{
     abi::{FlowKey, Space, Tap},
     pairing::{Evidence, Fit, RequestFlow, Response, SLACK, fit, sole_match},

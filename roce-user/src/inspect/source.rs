@@ -1,12 +1,14 @@
 //! Where captures come from: a file or stdin, packed with gzip or not, as one stream of bytes.
 //!
-//! A thread of its own reads and unpacks ahead into a few buffers that go round, so that memory stays bounded and the
-//! analysis does not wait for the disk. Every buffer has room before its content for what was left of the one before: a
-//! record that lies across two buffers is made whole by copying that rest, and nothing else is ever copied.
+//! A plain file is mapped, a window at a time: nothing is copied, and of the payload only what the ICRC asks for is read.
+//! What must be unpacked or waited for is read by a thread of its own, into a few buffers that go round. Memory is bounded
+//! either way. Every buffer has room before its content for what was left of the one before: a record that lies across two
+//! buffers is made whole by copying that rest.
 
 use std::{
     fs::File,
     io::{self, BufReader, ErrorKind, Read},
+    ops::Deref,
     path::Path,
     sync::{
         Arc,
@@ -19,6 +21,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use flate2::bufread::MultiGzDecoder;
+use memmap2::{Mmap, MmapOptions};
 
 /// The most bytes that [`Source::take`] gives at once.
 pub(super) const MOST_AT_ONCE: usize = 1 << 20;
@@ -26,6 +29,10 @@ pub(super) const MOST_AT_ONCE: usize = 1 << 20;
 const READ: usize = 256 << 10;
 /// Buffers that go round.
 const BUFFERS: usize = 4;
+/// Bytes of a file mapped at a time; more than [`MOST_AT_ONCE`] and a page.
+const WINDOW: u64 = 4 << 20;
+/// Windows begin at multiples of this, which is a multiple of every page size in use.
+const PAGE: u64 = 64 << 10;
 /// After Ctrl-C what the writer at the other end of a pipe still flushes is read: until it is silent for this long …
 const SILENCE: Duration = Duration::from_millis(300);
 /// … or for this long at most.
@@ -54,17 +61,61 @@ struct Buffer {
     end: usize,
 }
 
+/// Who gives the bytes.
+enum Feed {
+    /// A file, mapped window by window.
+    Mapped(File, Progress),
+    /// A thread.
+    Thread { filled: Receiver<io::Result<Buffer>>, empty: Sender<Buffer> },
+}
+
+/// The bytes at hand.
+enum Hand {
+    Window(Mmap),
+    Buffer(Box<[u8]>),
+}
+
+impl Deref for Hand {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Window(window) => window,
+            Self::Buffer(buffer) => buffer,
+        }
+    }
+}
+
 /// A stream of bytes.
 pub(super) struct Source {
-    filled: Receiver<io::Result<Buffer>>,
-    empty: Sender<Buffer>,
-    buffer: Buffer,
+    feed: Feed,
+    hand: Hand,
+    /// The part of [`Source::hand`] that was not taken yet.
+    start: usize,
+    end: usize,
     /// Offset of the next byte in the (unpacked) stream.
     position: u64,
     ended: bool,
     failure: Option<io::Error>,
     interrupt: Option<Arc<AtomicBool>>,
     interrupted_at: Option<Instant>,
+}
+
+impl Buffer {
+    fn new() -> Self {
+        Self { data: vec![0; MOST_AT_ONCE + READ].into(), start: MOST_AT_ONCE, end: MOST_AT_ONCE }
+    }
+
+    /// Reads into it; false at the end. An error leaves what was read before it.
+    fn fill(&mut self, input: &mut impl Read, whole: bool) -> (bool, Option<io::Error>) {
+        let (n, error) = match read_some(input, &mut self.data[MOST_AT_ONCE..], whole) {
+            Ok(n) => (n, None),
+            Err((n, error)) => (n, Some(error)),
+        };
+        self.start = MOST_AT_ONCE;
+        self.end = MOST_AT_ONCE + n;
+        (n > 0, error)
+    }
 }
 
 impl Source {
@@ -74,8 +125,14 @@ impl Source {
     ///
     /// It cannot be opened.
     pub(super) fn open(path: &Path, progress: Progress) -> Result<Self> {
-        let file = File::open(path)?;
-        Self::start(file, true, progress, None)
+        let mut file = File::open(path)?;
+        let metadata = file.metadata()?;
+        let magic = magic(&mut file)?;
+        if magic != GZIP && metadata.is_file() && metadata.len() > 0 {
+            return Ok(Self::new(Feed::Mapped(file, progress), None));
+        }
+        let input = Counted { input: file, progress };
+        Self::threaded(move || Ok(unpacked(magic, input)), true, None)
     }
 
     /// Reads `input`, a pipe: what comes is passed on at once. When `interrupt` becomes true the stream ends.
@@ -88,63 +145,61 @@ impl Source {
         progress: Progress,
         interrupt: Arc<AtomicBool>,
     ) -> Result<Self> {
-        Self::start(input, false, progress, Some(interrupt))
+        let mut input = Counted { input, progress };
+        let open = move || magic(&mut input).map(|magic| unpacked(magic, input));
+        Self::threaded(open, false, Some(interrupt))
     }
 
-    fn start(
-        input: impl Read + Send + 'static,
-        fill: bool,
-        progress: Progress,
-        interrupt: Option<Arc<AtomicBool>>,
-    ) -> Result<Self> {
-        let (give_filled, filled) = channel();
-        let (empty, take_empty) = channel::<Buffer>();
-        for _ in 1..BUFFERS {
-            // The receiver is in scope.
-            let _ = empty.send(Buffer { data: vec![0; MOST_AT_ONCE + READ].into(), start: 0, end: 0 });
-        }
-        thread::Builder::new()
-            .name("capture reader".to_owned())
-            .spawn(move || {
-                let mut input = match unpacked(Counted { input, progress }) {
-                    Ok(input) => input,
-                    Err(error) => {
-                        // Whoever waited is gone.
-                        let _ = give_filled.send(Err(error));
-                        return;
-                    }
-                };
-                for mut buffer in take_empty {
-                    let read = read_some(&mut input, &mut buffer.data[MOST_AT_ONCE..], fill);
-                    let (n, error) = match read {
-                        Ok(0) => return,
-                        Ok(n) => (n, None),
-                        Err((n, error)) => (n, Some(error)),
-                    };
-                    buffer.start = MOST_AT_ONCE;
-                    buffer.end = MOST_AT_ONCE + n;
-                    let more = give_filled.send(Ok(buffer)).is_ok();
-                    if let Some(error) = error {
-                        let _ = give_filled.send(Err(error));
-                        return;
-                    }
-                    if !more {
-                        return;
-                    }
-                }
-            })
-            .context("cannot start a thread")?;
-        let first = Buffer { data: vec![0; MOST_AT_ONCE + READ].into(), start: MOST_AT_ONCE, end: MOST_AT_ONCE };
-        Ok(Self {
-            filled,
-            empty,
-            buffer: first,
+    fn new(feed: Feed, interrupt: Option<Arc<AtomicBool>>) -> Self {
+        Self {
+            feed,
+            hand: Hand::Buffer(Box::default()),
+            start: 0,
+            end: 0,
             position: 0,
             ended: false,
             failure: None,
             interrupt,
             interrupted_at: None,
-        })
+        }
+    }
+
+    /// Reads what `open` gives in a thread; `whole`: fills each buffer before it is passed on.
+    fn threaded(
+        open: impl FnOnce() -> io::Result<Box<dyn Read>> + Send + 'static,
+        whole: bool,
+        interrupt: Option<Arc<AtomicBool>>,
+    ) -> Result<Self> {
+        let (give_filled, filled) = channel();
+        let (empty, take_empty) = channel::<Buffer>();
+        for _ in 0..BUFFERS {
+            // The receiver is in scope.
+            let _ = empty.send(Buffer::new());
+        }
+        // Where nobody takes what is sent, the source is gone and so is the reason to read on.
+        let read = move || -> Option<()> {
+            let mut input = match open() {
+                Ok(input) => input,
+                Err(error) => return give_filled.send(Err(error)).ok(),
+            };
+            for mut buffer in take_empty {
+                let (more, error) = buffer.fill(&mut input, whole);
+                if more {
+                    give_filled.send(Ok(buffer)).ok()?;
+                }
+                match error {
+                    Some(error) => return give_filled.send(Err(error)).ok(),
+                    None if !more => return None,
+                    None => {}
+                }
+            }
+            None
+        };
+        thread::Builder::new()
+            .name("capture reader".to_owned())
+            .spawn(move || _ = read())
+            .context("cannot start a thread")?;
+        Ok(Self::new(Feed::Thread { filled, empty }, interrupt))
     }
 
     /// Offset of the next byte in the unpacked stream.
@@ -154,7 +209,7 @@ impl Source {
 
     /// Bytes at hand.
     pub(super) const fn available(&self) -> usize {
-        self.buffer.end - self.buffer.start
+        self.end - self.start
     }
 
     /// What ended the stream before its end: an error of the disk or of the packing.
@@ -177,7 +232,7 @@ impl Source {
             if n > MOST_AT_ONCE {
                 bail!("{n} bytes of a capture are too many at once");
             }
-            if self.ended || !self.next_buffer(idle)? {
+            if self.ended || !self.go_on(idle)? {
                 return Ok(false);
             }
         }
@@ -190,7 +245,7 @@ impl Source {
     ///
     /// See [`Source::has`].
     pub(super) fn peek(&mut self, n: usize, idle: &mut impl Idle) -> Result<Option<&[u8]>> {
-        Ok(if self.has(n, idle)? { Some(&self.buffer.data[self.buffer.start..][..n]) } else { None })
+        Ok(if self.has(n, idle)? { Some(&self.hand[self.start..][..n]) } else { None })
     }
 
     /// Takes the next `n` bytes; `None` where the stream has fewer left, and they stay.
@@ -202,10 +257,10 @@ impl Source {
         if !self.has(n, idle)? {
             return Ok(None);
         }
-        let start = self.buffer.start;
-        self.buffer.start += n;
+        let start = self.start;
+        self.start += n;
         self.position += n as u64;
-        Ok(Some(&self.buffer.data[start..][..n]))
+        Ok(Some(&self.hand[start..][..n]))
     }
 
     /// Takes the next `N` bytes as an array.
@@ -225,39 +280,75 @@ impl Source {
     pub(super) fn skip(&mut self, mut n: u64, idle: &mut impl Idle) -> Result<bool> {
         loop {
             let step = usize::try_from(n).unwrap_or(usize::MAX).min(self.available());
-            self.buffer.start += step;
+            self.start += step;
             self.position += step as u64;
             n -= step as u64;
             if n == 0 {
                 return Ok(true);
             }
-            if self.ended || !self.next_buffer(idle)? {
+            if self.ended || !self.go_on(idle)? {
                 return Ok(false);
             }
         }
     }
 
-    /// Goes on to the next buffer, with the rest of this one before it; false at the end.
-    fn next_buffer(&mut self, idle: &mut impl Idle) -> Result<bool> {
-        let mut next = match self.receive(idle)? {
-            Some(Ok(next)) => next,
-            Some(Err(error)) => {
-                self.failure = Some(error);
-                self.ended = true;
-                return Ok(false);
-            }
-            None => {
-                self.ended = true;
-                return Ok(false);
-            }
+    /// Takes more bytes in hand, behind those that are; false at the end.
+    fn go_on(&mut self, idle: &mut impl Idle) -> Result<bool> {
+        let more = match &self.feed {
+            Feed::Mapped(..) => self.next_window(),
+            Feed::Thread { .. } => match self.receive(idle)? {
+                Some(next) => next.map(|next| {
+                    self.next_buffer(next);
+                    true
+                }),
+                None => Ok(false),
+            },
         };
+        Ok(more.unwrap_or_else(|error| {
+            self.failure = Some(error);
+            false
+        }) || {
+            self.ended = true;
+            false
+        })
+    }
+
+    /// Maps the window that begins with the next byte; false where the file has no more than is in hand.
+    fn next_window(&mut self) -> io::Result<bool> {
+        let Feed::Mapped(file, progress) = &self.feed else { return Ok(false) };
+        // Asked for each window: a file that is being written grows, and one that is overwritten may shrink.
+        let size = file.metadata()?.len();
+        let from = self.position - self.position % PAGE;
+        let len = size.saturating_sub(from).min(WINDOW);
+        let begin = self.position - from;
+        if begin + self.available() as u64 >= len {
+            return Ok(false);
+        }
+        let mut options = MmapOptions::new();
+        options.offset(from).len(len as usize).populate();
+        // SAFETY: the mapping is private and only read. Whoever shortens the file while a window of it is mapped makes the
+        // kernel end this process, and whoever writes into it changes what is read here: no invariant depends on the bytes,
+        // each of them is judged when it is read. Files that such things may happen to can be given by stdin.
+        let window = unsafe { options.map(file)? };
+        progress.fetch_add(len - begin - self.available() as u64, Relaxed);
+        self.hand = Hand::Window(window);
+        (self.start, self.end) = (begin as usize, len as usize);
+        Ok(true)
+    }
+
+    /// Goes on to `next`, with the rest of the buffer in hand before it.
+    fn next_buffer(&mut self, mut next: Buffer) {
         let rest = self.available();
         next.start -= rest;
-        next.data[next.start..][..rest].copy_from_slice(&self.buffer.data[self.buffer.start..self.buffer.end]);
-        let done = std::mem::replace(&mut self.buffer, next);
-        // The reader has come to its end.
-        let _ = self.empty.send(done);
-        Ok(true)
+        next.data[next.start..][..rest].copy_from_slice(&self.hand[self.start..self.end]);
+        let done = std::mem::replace(&mut self.hand, Hand::Buffer(next.data));
+        (self.start, self.end) = (next.start, next.end);
+        if let (Feed::Thread { empty, .. }, Hand::Buffer(data)) = (&self.feed, done)
+            && !data.is_empty()
+        {
+            // The reader may have come to its end.
+            let _ = empty.send(Buffer { data, start: 0, end: 0 });
+        }
     }
 
     /// Whether the stream was interrupted, and what may still come after that has had its time.
@@ -273,13 +364,14 @@ impl Source {
         if self.is_over() {
             return Ok(None);
         }
-        match self.filled.try_recv() {
+        let Feed::Thread { filled, .. } = &self.feed else { return Ok(None) };
+        match filled.try_recv() {
             Ok(next) => return Ok(Some(next)),
             Err(TryRecvError::Disconnected) => return Ok(None),
             Err(TryRecvError::Empty) => {}
         }
         if self.interrupt.is_none() {
-            return Ok(self.filled.recv().ok());
+            return Ok(filled.recv().ok());
         }
         idle.idle()?;
         let mut silent = Duration::ZERO;
@@ -287,7 +379,8 @@ impl Source {
             if self.is_over() || self.was_interrupted() && silent >= SILENCE {
                 return Ok(None);
             }
-            match self.filled.recv_timeout(LOOK) {
+            let Feed::Thread { filled, .. } = &self.feed else { return Ok(None) };
+            match filled.recv_timeout(LOOK) {
                 Ok(next) => return Ok(Some(next)),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => silent += LOOK,
@@ -310,25 +403,30 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// The stream behind a gzip packing, if there is one.
-fn unpacked(mut input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
+/// The first two bytes of a stream, or fewer where there are no more.
+fn magic(input: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut magic = Vec::new();
-    input.by_ref().take(GZIP.len() as u64).read_to_end(&mut magic)?;
-    let packed = magic == GZIP;
-    let input = io::Cursor::new(magic).chain(input);
-    Ok(if packed { Box::new(MultiGzDecoder::new(BufReader::with_capacity(READ, input))) } else { Box::new(input) })
+    input.take(GZIP.len() as u64).read_to_end(&mut magic)?;
+    Ok(magic)
 }
 
-/// Reads at least one byte, and where `fill` as many as there is room for; 0 at the end. An error comes with the number
+/// The stream in `input`, of which `magic` has been read.
+fn unpacked(magic: Vec<u8>, input: impl Read + 'static) -> Box<dyn Read> {
+    let packed = magic == GZIP;
+    let input = io::Cursor::new(magic).chain(input);
+    if packed { Box::new(MultiGzDecoder::new(BufReader::with_capacity(READ, input))) } else { Box::new(input) }
+}
+
+/// Reads at least one byte, and where `whole` as many as there is room for; 0 at the end. An error comes with the number
 /// of bytes read before it.
-fn read_some(input: &mut impl Read, buffer: &mut [u8], fill: bool) -> Result<usize, (usize, io::Error)> {
+fn read_some(input: &mut impl Read, buffer: &mut [u8], whole: bool) -> Result<usize, (usize, io::Error)> {
     let mut n = 0;
     while n < buffer.len() {
         match input.read(&mut buffer[n..]) {
             Ok(0) => break,
             Ok(more) => {
                 n += more;
-                if !fill {
+                if !whole {
                     break;
                 }
             }
