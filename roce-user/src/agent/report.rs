@@ -11,7 +11,7 @@ use anyhow::Result;
 use roce_common::{
     abi::{Counter, Counters, Direction, FlowKey, PeerQp, Space},
     flow::Flow,
-    units::{Addr, Nanos},
+    units::{Addr, Nanos, Rate},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -153,7 +153,7 @@ impl Output {
                 "pacer": agent.pacer,
                 "pacer_reason": agent.pacer_reason,
                 "pacer_qdisc": agent.qdisc,
-                "start_rate_bps": agent.start_rate.map(|r| r.bits_per_sec()),
+                "start_rate_bps": agent.start_rate.map(Rate::bits_per_sec),
                 "cnp_wait": agent.controller.as_ref().map(|c| c.wait().name()),
                 "link_rate_bps": s.link_rate.bits_per_sec(),
                 "link_rate_given": s.link_rate_given,

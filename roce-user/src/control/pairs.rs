@@ -6,15 +6,20 @@
 //! to show. (The source-port rule needs no such patience.) And flows may go unseen: one that turns up in mid-life puts
 //! unsupported pairs it could explain back to nothing, and where the table had to refuse flows none is made.
 
+mod age;
+mod conclude;
+mod types;
+
 use std::collections::{HashMap, VecDeque};
 
 use roce_common::{
     abi::Direction,
     pairing::{CONFIRMATIONS, Evidence, Fit, Outcome, RequestFlow, Response, SLACK, fit, sole_match},
-    psn::Psn,
     units::{Addr, Nanos, Qpn},
-    wire::{Kind, Opcode, Service},
+    wire::{Kind, Service},
 };
+
+pub use self::types::{Change, FlowSeen, Limits, LocalQp, Observation, Pair};
 
 /// How long a response waits before its PSN is held against flows that have not been seen to reach it: two of the
 /// 1/16-second ticks by which the kernel side limits its events, and some.
@@ -25,118 +30,8 @@ const WAITING: usize = CONFIRMATIONS as usize;
 const CONTRADICTIONS: u8 = 2;
 /// A pair that was seen this recently is in use: another peer's claim to its local QP does not stand.
 const ALIVE: Nanos = Nanos::SECOND;
-/// How often idle entries are looked for.
-const SWEEP: Nanos = Nanos::SECOND;
 /// Streams judged at a time: each may have to be held against every flow between two hosts, and CNPs wait meanwhile.
 const JUDGED: usize = 16;
-/// With every so many entries a second more passes between two sweeps.
-const SWEEP_ENTRIES: u64 = 8_192;
-/// When the table is full, entries that belong to no pair go after this much idleness.
-const PRESSED_IDLE: Nanos = Nanos::SECOND;
-
-/// A local queue pair: device and number.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct LocalQp {
-    /// Interface index.
-    pub ifindex: u32,
-    /// QPN.
-    pub qpn: Qpn,
-}
-
-/// Two connected queue pairs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Pair {
-    /// The local one.
-    pub local: LocalQp,
-    /// Its address.
-    pub local_addr: Addr,
-    /// The peer's address.
-    pub peer: Addr,
-    /// The peer's QPN.
-    pub remote: Qpn,
-    /// The source-port rule named it.
-    pub supported: bool,
-}
-
-/// What became of a pair.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// It is sure now.
-    Added(Pair),
-    /// It is contradicted, or idle for too long.
-    Removed(Pair),
-}
-
-/// One packet seen at a tap of `ifindex`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Observation {
-    /// Interface index.
-    pub ifindex: u32,
-    /// Received or sent.
-    pub direction: Direction,
-    /// Source address.
-    pub src: Addr,
-    /// Destination address.
-    pub dst: Addr,
-    /// Destination QPN.
-    pub dest_qp: Qpn,
-    /// PSN.
-    pub psn: Psn,
-    /// Opcode.
-    pub opcode: Opcode,
-    /// UDP source port.
-    pub src_port: u16,
-    /// The first packet of its flow, seen from its beginning.
-    pub first_sight: bool,
-    /// The flow jumped here from somewhere else.
-    pub restart: bool,
-}
-
-/// What the kernel's flow table knows of a request flow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FlowSeen {
-    /// Interface index.
-    pub ifindex: u32,
-    /// Received or sent.
-    pub direction: Direction,
-    /// Source address.
-    pub src: Addr,
-    /// Destination address.
-    pub dst: Addr,
-    /// Destination QPN.
-    pub dest_qp: Qpn,
-    /// PSN of its first packet.
-    pub first: Psn,
-    /// The serially highest PSN: one before the one that is expected next.
-    pub highest: Psn,
-}
-
-/// Bounds of a [`PairTable`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
-    /// Most flows and response streams.
-    pub entries: usize,
-    /// Most flows, and most response streams, of one direction between two hosts.
-    pub entries_per_hosts: usize,
-    /// Most pairs.
-    pub pairs: usize,
-    /// Entries idle for this long are forgotten, and pairs with them.
-    pub idle: Nanos,
-    /// Added to [`SLACK`]: how many packets of a flow may pass between two samples.
-    pub sample_every: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            entries: 262_144,
-            entries_per_hosts: 4_096,
-            pairs: roce_common::abi::MAX_PAIRS as usize / 2,
-            idle: Nanos(120 * Nanos::SECOND.0),
-            sample_every: 64,
-        }
-    }
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Hosts {
@@ -338,11 +233,6 @@ impl PairTable {
         }
     }
 
-    /// A full table takes a tenth of a second to go through, in which no CNP is served: the fuller, the less often.
-    const fn sweep_every(&self) -> Nanos {
-        Nanos(SWEEP.0 * (1 + self.entries as u64 / SWEEP_ENTRIES))
-    }
-
     fn request(&mut self, hosts: Hosts, requester: Requester, o: &Observation, now: Nanos) {
         let psns = if o.opcode.is_read_request() { None } else { Some(1) };
         let new = || RequestFlow {
@@ -516,183 +406,6 @@ impl PairTable {
             return named;
         }
         sole_match(all.filter(|&(flow, _)| !self.taken(hosts, requester, stream, flow)), response, self.slack())
-    }
-
-    /// Whether `flow` surely belongs to another QP than `stream`.
-    fn taken(&self, hosts: Hosts, requester: Requester, stream: u32, flow: u32) -> bool {
-        match requester {
-            Requester::Us => {
-                self.of_remote(hosts.ifindex, hosts.peer, Qpn::new(flow)).is_some_and(|local| local.get() != stream)
-            }
-            Requester::Peer => self
-                .of_local(LocalQp { ifindex: hosts.ifindex, qpn: Qpn::new(flow) })
-                .is_some_and(|p| p.peer != hosts.peer || p.remote.get() != stream),
-        }
-    }
-
-    fn pair_for(hosts: Hosts, requester: Requester, stream: u32, flow: u32, supported: bool) -> Pair {
-        let (local, remote) = match requester {
-            Requester::Us => (stream, flow),
-            Requester::Peer => (flow, stream),
-        };
-        Pair {
-            local: LocalQp { ifindex: hosts.ifindex, qpn: Qpn::new(local) },
-            local_addr: hosts.local,
-            peer: hosts.peer,
-            remote: Qpn::new(remote),
-            supported,
-        }
-    }
-
-    /// The established pair of exactly these two.
-    fn pair_of(&self, hosts: Hosts, requester: Requester, stream: u32, flow: u32) -> Option<Pair> {
-        let want = Self::pair_for(hosts, requester, stream, flow, false);
-        self.of_local(want.local).filter(|p| p.peer == want.peer && p.remote == want.remote).copied()
-    }
-
-    fn establish(&mut self, hosts: Hosts, requester: Requester, stream: u32, flow: u32, supported: bool, now: Nanos) {
-        if let Some(known) = self.pair_of(hosts, requester, stream, flow) {
-            if supported && let Some(pair) = self.by_local.get_mut(&known.local) {
-                pair.supported = true;
-            }
-            return;
-        }
-        let pair = Self::pair_for(hosts, requester, stream, flow, supported);
-        let by_local = self.of_local(pair.local).copied();
-        let by_remote = self
-            .of_remote(hosts.ifindex, pair.peer, pair.remote)
-            .and_then(|qpn| self.of_local(LocalQp { ifindex: hosts.ifindex, qpn }).copied());
-        // A peer cannot take a QP away from another that is using it: it chooses its own ports, PSNs and QPNs.
-        let stands =
-            |p: &Pair| p.peer != pair.peer && (p.supported || !supported) && now.since(self.last_seen(p)) < ALIVE;
-        if by_local.as_ref().is_some_and(stands) {
-            if let Some(s) = self.stream(hosts, requester, stream) {
-                s.evidence.contradict();
-            }
-            return;
-        }
-        if !supported {
-            let Some(group) = self.groups.get_mut(&hosts) else { return };
-            let side = group.side(requester);
-            let rival = side.streams.iter().any(|(&k, s)| k != stream && s.evidence.candidate() == Some(flow));
-            if side.blind || rival || self.overflowed {
-                return;
-            }
-            let others: Vec<Pair> = by_local.into_iter().chain(by_remote).collect();
-            if !others.is_empty() {
-                // Two conclusions without a port contradict each other: neither is used. A supported one stays.
-                if let Some(s) = self.stream(hosts, requester, stream) {
-                    s.evidence.contradict();
-                }
-                for other in others.iter().filter(|p| !p.supported) {
-                    self.remove(other.local);
-                }
-                return;
-            }
-        }
-        for other in by_local.into_iter().chain(by_remote) {
-            self.remove(other.local);
-        }
-        if self.by_local.len() >= self.limits.pairs {
-            self.pairs_refused += 1;
-            return;
-        }
-        self.by_remote.insert((pair.local.ifindex, pair.peer, pair.remote.get()), pair.local.qpn);
-        self.by_local.insert(pair.local, pair);
-        self.changes.push(Change::Added(pair));
-    }
-
-    /// Drops a pair and what led to it.
-    fn remove(&mut self, local: LocalQp) {
-        let Some(pair) = self.by_local.remove(&local) else { return };
-        self.by_remote.remove(&(local.ifindex, pair.peer, pair.remote.get()));
-        let hosts = Hosts { ifindex: local.ifindex, local: pair.local_addr, peer: pair.peer };
-        let ends = [
-            (Requester::Us, local.qpn.get(), pair.remote.get()),
-            (Requester::Peer, pair.remote.get(), local.qpn.get()),
-        ];
-        for (requester, stream, flow) in ends {
-            if let Some(s) = self.stream(hosts, requester, stream)
-                && s.evidence.candidate() == Some(flow)
-            {
-                s.evidence.contradict();
-            }
-        }
-        self.changes.push(Change::Removed(pair));
-    }
-
-    /// Forgets conclusions without a port whose last response satisfies `doubtful`.
-    fn drop_unsupported(&mut self, hosts: Hosts, requester: Requester, doubtful: impl Fn(&Response) -> bool) {
-        let Some(group) = self.groups.get_mut(&hosts) else { return };
-        let mut doubted = Vec::new();
-        for (&key, stream) in &mut group.side(requester).streams {
-            if stream.evidence.supported() || !stream.last.as_ref().is_some_and(&doubtful) {
-                continue;
-            }
-            if let Some(flow) = stream.evidence.candidate() {
-                doubted.push((key, flow));
-                stream.evidence.contradict();
-            }
-        }
-        for (stream, flow) in doubted {
-            if let Some(pair) = self.pair_of(hosts, requester, stream, flow).filter(|p| !p.supported) {
-                self.remove(pair.local);
-            }
-        }
-    }
-
-    /// Whether one more entry fits; makes room by forgetting idle entries without a pair, at most once in a while.
-    fn room(&mut self, hosts: Hosts, now: Nanos, count: impl Fn(&mut Group) -> usize) -> bool {
-        if self.entries >= self.limits.entries && now.since(self.swept).0 >= SWEEP.0 / 8 {
-            self.sweep(now, self.limits.idle, PRESSED_IDLE);
-        }
-        let here = self.groups.get_mut(&hosts).map_or(0, count);
-        let fits = self.entries < self.limits.entries && here < self.limits.entries_per_hosts;
-        self.refused += u64::from(!fits);
-        fits
-    }
-
-    fn sweep(&mut self, now: Nanos, idle: Nanos, unpaired_idle: Nanos) {
-        self.swept = now;
-        let (by_local, by_remote) = (&self.by_local, &self.by_remote);
-        let per_hosts = self.limits.entries_per_hosts;
-        let mut entries = 0;
-        self.groups.retain(|hosts, group| {
-            let is_local = |qpn: u32| {
-                by_local
-                    .get(&LocalQp { ifindex: hosts.ifindex, qpn: Qpn::new(qpn) })
-                    .is_some_and(|p| p.peer == hosts.peer)
-            };
-            let is_remote = |qpn: u32| by_remote.contains_key(&(hosts.ifindex, hosts.peer, qpn));
-            let keep = |seen: Nanos, paired: bool| now.since(seen) < if paired { idle } else { unpaired_idle };
-            group.us.flows.retain(|&q, f| keep(f.seen, is_remote(q)));
-            group.us.streams.retain(|&q, s| keep(s.seen, is_local(q)));
-            group.peer.flows.retain(|&q, f| keep(f.seen, is_local(q)));
-            group.peer.streams.retain(|&q, s| keep(s.seen, is_remote(q)));
-            for side in [&mut group.us, &mut group.peer] {
-                side.blind &= side.flows.len() >= per_hosts;
-            }
-            entries += group.len();
-            group.len() > 0
-        });
-        self.entries = entries;
-        self.overflowed &= entries >= self.limits.entries;
-        // A pair lives as long as one of the four things that can show it.
-        let dead: Vec<LocalQp> =
-            self.by_local.values().filter(|p| self.last_seen(p) == Nanos(0)).map(|p| p.local).collect();
-        for local in dead {
-            self.remove(local);
-        }
-    }
-
-    /// When one of a pair's two flows and two response streams was last seen; zero when none is remembered.
-    fn last_seen(&self, pair: &Pair) -> Nanos {
-        let hosts = Hosts { ifindex: pair.local.ifindex, local: pair.local_addr, peer: pair.peer };
-        let (l, r) = (pair.local.qpn.get(), pair.remote.get());
-        let Some(group) = self.groups.get(&hosts) else { return Nanos(0) };
-        let flows = [group.us.flows.get(&r), group.peer.flows.get(&l)].map(|f| f.map(|f| f.seen));
-        let streams = [group.us.streams.get(&l), group.peer.streams.get(&r)].map(|s| s.map(|s| s.seen));
-        flows.into_iter().chain(streams).flatten().max().map_or(Nanos(0), |n| n.max(Nanos(1)))
     }
 }
 

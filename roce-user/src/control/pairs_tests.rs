@@ -1,5 +1,8 @@
 use proptest::prelude::*;
-use roce_common::wire::source_port;
+use roce_common::{
+    psn::Psn,
+    wire::{Opcode, source_port},
+};
 
 use super::*;
 
