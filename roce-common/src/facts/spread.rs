@@ -45,7 +45,10 @@ impl Spread {
 
     /// The mean, rounded down; 0 where there is none.
     pub const fn mean(&self) -> u64 {
-        if self.count == 0 { 0 } else { self.sum / self.count }
+        match self.sum.checked_div(self.count) {
+            Some(mean) => mean,
+            None => 0,
+        }
     }
 }
 

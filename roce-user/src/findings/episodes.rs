@@ -24,8 +24,9 @@ pub fn note(
     findings: &mut Findings,
     key: FlowKey,
     episode: &Episode,
-    evidence: impl Iterator<Item = Evidence> + Clone,
+    evidence: impl IntoIterator<Item = Evidence, IntoIter: Clone>,
 ) {
+    let evidence = evidence.into_iter();
     let mut found = |code: Code, count: u32| {
         if count > 0 {
             findings.add(code, key, u64::from(count));

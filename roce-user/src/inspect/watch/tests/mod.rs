@@ -1,5 +1,6 @@
 //! Every finding with a dialogue that has it, and one that nearly has.
 
+mod facts;
 mod story;
 
 use std::collections::BTreeSet;
