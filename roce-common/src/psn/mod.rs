@@ -4,6 +4,7 @@
 //! what was lost or repeated, why, and on which side of the tap.
 
 mod account;
+mod bracket;
 mod episode;
 mod explain;
 mod gaps;
@@ -16,6 +17,7 @@ pub mod tracker;
 mod tests;
 
 pub use account::{Account, Run};
+pub use bracket::{LostBetween, Segment, bracket};
 pub use episode::{AckTimeout, Cause, Episode, Evidence, Known, Location, Nak, Rnr, Seen, Tally};
 pub use explain::{Explainer, NAK_ANSWERED_WITHIN, Passing, SHORTEST_TIMEOUT, UC_REORDER_TIME};
 pub use observed::{Fate, Observed, Outcome};

@@ -4,6 +4,7 @@ use super::*;
 use crate::wire::Opcode;
 
 mod model;
+mod spans;
 mod stories;
 mod streams;
 

@@ -110,9 +110,11 @@ impl Model {
             let jump = p.at - read.at;
             let fits: Vec<u32> =
                 [256, 512, 1024, 2048, 4096].into_iter().filter(|&m| packets_of(read.dma_len, m) == jump).collect();
-            let by_told = told.map(|m| packets_of(read.dma_len, m)).filter(|&n| (0..=W).contains(&(jump - n)));
+            // Its own length, or the PMTU that was learnt since the READ.
+            let sure = told.or(self.pmtu);
+            let by_told = sure.map(|m| packets_of(read.dma_len, m)).filter(|&n| (0..=W).contains(&(jump - n)));
             if let Some(span) = by_told.or((!fits.is_empty()).then_some(jump)) {
-                if let ([pmtu], None) = (&fits[..], told) {
+                if let ([pmtu], None) = (&fits[..], sure) {
                     self.pmtu = Some(*pmtu);
                 }
                 let end = read.at + span;

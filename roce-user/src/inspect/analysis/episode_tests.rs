@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use roce_common::psn::{AckTimeout, Cause, Known, Location};
+use roce_common::psn::{AckTimeout, Cause, Known, Location, LostBetween, Segment, bracket};
 
 use super::*;
 use crate::inspect::link::LinkLayer;
@@ -131,6 +131,47 @@ fn connection_management_tells_pairs_path_mtu_and_timeouts() {
                 let timeout = entry.explainer.as_ref().and_then(|e| e.ack_timeout());
                 assert_eq!(timeout, Some(AckTimeout { exponent: 17, known: Known::Told }), "{name}");
             }
+        }
+    }
+}
+
+#[test]
+fn two_taps_bracket_a_loss() {
+    for name in ["write", "send", "read"] {
+        let first = analysed(&format!("rxe-{name}-loss1-pre.pcap"));
+        let second = analysed(&format!("rxe-{name}-loss1-post.pcap"));
+        let mut dropped = 0;
+        for entry in &first.entries {
+            let key = &entry.key;
+            let there = &second.entries[second.index[key]];
+            let lost = LostBetween::of(&entry.flow, &there.flow);
+            assert_eq!(lost.packets, lost.told, "{name} {key:?}");
+            dropped += lost.packets;
+        }
+        // What the switch really dropped.
+        assert_eq!(
+            dropped,
+            if name == "write" {
+                30
+            } else if name == "send" {
+                23
+            } else {
+                11
+            },
+            "{name}"
+        );
+        let of = |a: &Analysis, n: FlowIndex| a.entries[n].key;
+        for (n, here) in &first.episodes {
+            let same: Vec<_> = second
+                .episodes
+                .iter()
+                .filter(|(m, _)| of(&second, *m) == of(&first, *n))
+                .filter_map(|(_, there)| bracket(here, there))
+                .collect();
+            assert_eq!(same.len(), 1, "{name} {here:?}");
+            // One repeat of READ answers shows nothing lost at either tap: it was asked for again in vain.
+            let expected = [Segment::Between, Segment::BehindBoth];
+            assert!(expected.contains(&same[0]), "{name}: {same:?}");
         }
     }
 }
