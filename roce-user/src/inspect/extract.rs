@@ -205,7 +205,7 @@ fn comments(report: &CaptureReport) -> BTreeMap<u64, Vec<String>> {
         for evidence in &finding.evidence {
             let Some(frame) = evidence.frame else { continue };
             let psn = evidence.psn.map(|psn| format!(", PSN {psn}")).unwrap_or_default();
-            let text = format!("{}: {}{psn}. {}. {}", finding.code, evidence.what, finding.seen, finding.check);
+            let text = format!("{}: {}{psn}. {}. Check: {}", finding.code, evidence.what, finding.seen, finding.check);
             comments.entry(frame).or_default().push(text);
         }
     }

@@ -37,8 +37,8 @@ const MOST_OF_GAP: u32 = 32;
 #[derive(Clone, Copy)]
 enum Event {
     Missing,
-    Filled,
     Duplicate,
+    Filled,
     Ce,
     Cnp,
     Nak,
@@ -48,8 +48,8 @@ enum Event {
 impl Event {
     const ALL: [(Self, &'static str, Style); 7] = [
         (Self::Missing, "missing", Style::Crosses),
-        (Self::Filled, "fills a gap", Style::Dots),
         (Self::Duplicate, "sent again", Style::Dots),
+        (Self::Filled, "fills a gap", Style::Dots),
         (Self::Ce, "CE", Style::Dots),
         (Self::Cnp, "CNP", Style::Crosses),
         (Self::Nak, "sequence NAK", Style::Crosses),

@@ -272,7 +272,7 @@ fn generate(path: &Path, bytes: u64) -> Result<(u64, u64)> {
                     break 'all;
                 }
                 let psn = sender.next;
-                sender.next = psn + 1 & 0xff_ffff;
+                sender.next = (psn + 1) & 0xff_ffff;
                 if let Some((lost, at)) = sender.lost
                     && psn == at
                 {
@@ -281,7 +281,7 @@ fn generate(path: &Path, bytes: u64) -> Result<(u64, u64)> {
                     continue;
                 }
                 if sender.lost.is_none() && one_in(LOSS) {
-                    sender.lost = Some((psn, psn + 1 + GO_BACK & 0xff_ffff));
+                    sender.lost = Some((psn, (psn + 1 + GO_BACK) & 0xff_ffff));
                     continue;
                 }
                 let ce = one_in(CE);
