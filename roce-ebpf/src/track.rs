@@ -59,7 +59,10 @@ pub(crate) fn observe(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) {
         (what.kind, what.value) = match account.outcome() {
             Outcome::Discontinuity => (EventKind::Discontinuity, 0),
             Outcome::Gap(skipped) => (EventKind::Gap, skipped),
-            _ if account.run_started() => (EventKind::RunStarted, micros(silence)),
+            _ if account.run_started() => {
+                what.refused = roce_answered(tap.number(), packet);
+                (EventKind::RunStarted, micros(silence))
+            }
             _ => match account.ended() {
                 Some(run) => (EventKind::RunEnded, run.packets),
                 None => (EventKind::Expired, account.expired()),
@@ -84,6 +87,32 @@ fn lookup(tap: Tap, packet: &Packet, fresh: &mut u32) -> Option<*mut Flow> {
     let _lost_a_race_or_full = FLOWS.insert(&key, unsafe { &*zeroed }, NOEXIST);
     *fresh = 1;
     FLOWS.get_ptr_mut(&key)
+}
+
+/// How far a request's queue pair had been answered: 1 + the highest PSN of the responses in the low half, µs since the newest
+/// of them in the high one. They pass the same interface's other direction, or this one on a mirror port. 0 where they are not
+/// known. A global function, as [`roce_flow_observe`], and for the same reason.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn roce_answered(tap: u32, request: *const Packet) -> u64 {
+    let tap = Tap::from_number(tap);
+    // SAFETY: the callers pass a live map value; the verifier asks for the null check.
+    let Some(request) = (unsafe { request.as_ref() }) else { return 0 };
+    let Some(pair) = PAIRS.get_ptr(&PairKey::new(request.src, request.dst, request.bth.dest_qp)) else { return 0 };
+    // SAFETY: a live map value.
+    let requester = Qpn::new(unsafe { (*pair).sender_qpn });
+    let mut key = FlowKey::new(tap.opposite(), request.dst, request.src, requester, Space::Response);
+    let mut flow = FLOWS.get_ptr(&key);
+    if flow.is_none() {
+        key.tap = tap;
+        flow = FLOWS.get_ptr(&key);
+    }
+    let Some(flow) = flow else { return 0 };
+    // SAFETY: a live map value. Another CPU may just change it: then this is how far it had been, or is now.
+    let (psn, at) = unsafe { ((&raw const (*flow).last_psn).read_volatile(), (*flow).last_seen_ns) };
+    // SAFETY: the helper has no arguments.
+    let age = unsafe { bpf_ktime_get_coarse_ns() }.wrapping_sub(at);
+    u64::from(micros(age)) << 32 | u64::from(psn + 1)
 }
 
 /// Whole microseconds, up to the largest number there is room for.

@@ -104,9 +104,11 @@ pub struct Event {
     /// What the tracker concluded from the packet: the bits of a [`crate::psn::Account`]. An event is of the kind that
     /// comes first in: first sight, discontinuity, gap, run started, run ended, expired; the account has the rest.
     pub account: u64,
-    /// Of a sequence NAK: number of the [`crate::psn::Fate`] of its PSN; 0 otherwise.
+    /// Of a sequence NAK: number of the [`crate::psn::Fate`] of its PSN. Where a run of requests starts: 1 + the highest PSN
+    /// that their responses, NAKs included, had named by then, 0 where these are not known. 0 otherwise.
     pub fate: u32,
-    /// Of a NAK or RNR NAK: destination QPN of the request flow it refuses, from `dst` to `src`; 0 where not known.
+    /// Of a NAK or RNR NAK: destination QPN of the request flow it refuses, from `dst` to `src`; 0 where not known. Where a
+    /// run of requests starts: µs since the newest of those responses.
     pub refused_qp: u32,
 }
 

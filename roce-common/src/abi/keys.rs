@@ -27,6 +27,18 @@ impl Tap {
         Self(ifindex << 1 | direction as u32)
     }
 
+    /// The tap as a number.
+    #[inline(always)]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// The tap of this [`Tap::number`].
+    #[inline(always)]
+    pub const fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+
     /// The interface index, or the number of the capture interface.
     #[inline(always)]
     pub const fn ifindex(self) -> u32 {

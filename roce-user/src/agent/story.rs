@@ -1,8 +1,9 @@
 //! What the events of the BPF programs amount to: episodes with cause and place, by the explainer that the inspector
 //! uses too, and what they mean. Knows neither sockets nor maps.
 //!
-//! Live there is less to go by than in a capture: ACKs and the starts of READs make no event, and the silence before a
-//! packet is known where it starts a run. Causes that rest on them are told as the nearest that does not.
+//! Live there is less to go by than in a capture: the starts of READs and gaps in their answers make no event that names the
+//! READs' flow, and how far a flow is answered is known where a run starts. Causes that rest on more are told as the nearest
+//! that does not.
 
 use std::collections::HashMap;
 
@@ -31,6 +32,8 @@ struct Told {
     recovery: Recovery,
     /// UDP source port of its newest event; 0 before the first.
     port: u16,
+    /// The PSN that the newest NAK refused, which is not answered.
+    refused: Option<Psn>,
 }
 
 /// See the module.
@@ -70,6 +73,13 @@ impl Story {
                 key,
                 |told, tell| {
                     told.port = event.src_port;
+                    if kind == EventKind::RunStarted && space == Space::Request && event.fate != 0 {
+                        let highest = Psn::new(event.fate - 1);
+                        let refused = told.refused == Some(highest);
+                        let answered = if refused { highest.sub(1) } else { highest };
+                        told.explainer
+                            .answer(answered, Nanos(at.0.saturating_sub(u64::from(event.refused_qp) * 1_000)));
+                    }
                     told.explainer.packet(account, &passing, tell);
                 },
                 &mut tell,
@@ -81,10 +91,13 @@ impl Story {
             let fate = Fate::from_number(event.fate).unwrap_or(Fate::Unknown);
             self.with(
                 refused,
-                |told, _| match syndrome {
-                    Syndrome::PsnSequence => told.explainer.sequence_nak(psn, fate, at),
-                    Syndrome::RnrNak(timer) => told.explainer.rnr_nak(psn, timer, at),
-                    _ => {}
+                |told, _| {
+                    told.refused = Some(psn);
+                    match syndrome {
+                        Syndrome::PsnSequence => told.explainer.sequence_nak(psn, fate, at),
+                        Syndrome::RnrNak(timer) => told.explainer.rnr_nak(psn, timer, at),
+                        _ => {}
+                    }
                 },
                 &mut tell,
             );
@@ -199,11 +212,13 @@ mod tests {
         tracker: Tracker,
         time: u64,
         told: Vec<(FlowKey, Episode)>,
+        /// What the kernel finds when a run starts: see `Event::fate`.
+        answered: u32,
     }
 
     impl Dialogue {
         fn new() -> Self {
-            Self { story: Story::default(), tracker: Tracker::default(), time: 0, told: Vec::new() }
+            Self { story: Story::default(), tracker: Tracker::default(), time: 0, told: Vec::new(), answered: 0 }
         }
 
         fn hear(&mut self, event: Event) {
@@ -219,7 +234,8 @@ mod tests {
                 let account = self.tracker.observe(&Observed::new(opcode, Psn::new(psn), 1_024, 0));
                 let kind = if account.run_started() { EventKind::RunStarted } else { EventKind::Sample };
                 let plain = event(kind, opcode.get(), psn);
-                self.hear(Event { time_ns: self.time, account: account.bits(), value: silence, ..plain });
+                let (account, value, fate) = (account.bits(), silence, self.answered);
+                self.hear(Event { time_ns: self.time, account, value, fate, refused_qp: silence, ..plain });
                 silence = 1;
             }
         }
@@ -260,6 +276,18 @@ mod tests {
         d.story.keep_only(&[]);
         let report = d.story.report(|_| String::new());
         assert!(report.flows.is_empty() && report.findings.iter().any(|f| f.code == "timeout-retransmit"));
+    }
+
+    #[test]
+    fn a_timeout_after_an_answer_that_passed_is_needless() {
+        for (answered, code) in [(20, "spurious-retransmit"), (10, "timeout-retransmit"), (0, "timeout-retransmit")] {
+            let mut d = Dialogue::new();
+            d.send(0..20, 1);
+            d.answered = answered;
+            d.send(10..30, 67_000);
+            let found = d.story.report(|_| String::new()).findings;
+            assert!(found.iter().any(|f| f.code == code), "{answered}: {found:?}");
+        }
     }
 
     #[test]
