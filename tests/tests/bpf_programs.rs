@@ -118,11 +118,11 @@ fn the_verifier_follows_each_program_within_its_budget() {
     for name in ["roce_tc_egress", "roce_tc_ingress", "roce_htb"] {
         let n = p.object.tc(name).unwrap().info().unwrap().verified_instruction_count().unwrap();
         println!("{name}: {n} instructions verified");
-        assert!(n < 250_000, "{name}: {n}");
+        assert!(n < 300_000, "{name}: {n}");
     }
     let n = p.object.xdp("roce_xdp").unwrap().info().unwrap().verified_instruction_count().unwrap();
     println!("roce_xdp: {n} instructions verified");
-    assert!(n < 250_000, "roce_xdp: {n}");
+    assert!(n < 300_000, "roce_xdp: {n}");
 }
 
 #[test]
