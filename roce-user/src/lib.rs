@@ -16,4 +16,5 @@ pub mod pacer;
 pub mod pcapng;
 pub mod plot;
 pub mod rdma;
+pub mod sim;
 pub mod tui;

@@ -24,8 +24,5 @@ pub use params::Params;
 pub use rp::{Reaction, Rp};
 pub use soft::Fabric;
 
-#[cfg(test)]
-mod model;
-
 /// One in the fixed point of probabilities and of α.
 pub const ONE: u32 = 1 << 16;

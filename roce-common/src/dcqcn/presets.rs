@@ -27,7 +27,9 @@ impl Params {
                 clamp_target: true,
                 clamp_target_after_timer: true,
                 fast_recovery: 5,
-                boundary: Boundary::Below,
+                // F whole periods of recovery come before the first additive step in the paper's fixed point (its c and e), which
+                // is what the simulator is compared with.
+                boundary: Boundary::UpTo,
                 timer: Nanos::from_micros(55),
                 byte_period: 10_000_000,
                 additive: Rate::from_bits_per_sec(40_000_000),

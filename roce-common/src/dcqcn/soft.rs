@@ -34,30 +34,43 @@ impl Fabric {
 /// The feedback delay where none was measured: a controller in user space on a host that does other things too.
 pub const FEEDBACK: Nanos = Nanos::from_micros(100);
 
-// A CNP interval shorter than the loop (a full queue, then the controller) cuts several times for one congestion.
+// Chosen with the simulator (`roce sim`, benches/sim-soft.md): 50 Mb/s to 25 Gb/s, 2 to 32 flows with windows of 64 packets,
+// a queue of 64, CNPs and rate changes 20 to 70 µs late. What shaped them:
+//
+// - A queue of 64 packets lasts for less than the feedback delay on a fast link, so marks must begin at once (Kmin) and
+//   rise steeply: a gentle slope answers when the queue is full. What keeps steep marks from cutting too deep is α: small g,
+//   and cuts of α/2 that are small because α decays in packet times (K), not in feedback delays.
+// - With N flows the increases add up to N · R_AI, and each CNP takes only α/2 of C/N. A small F with a moderate R_AI lets
+//   CNPs, which every flow hears about once per period when there are many, take the increases back before they add up.
+// - T must be several feedback delays, since all flows recover in step after a common cut.
+// - Hyper increase, or a second increase by bytes, shortened nothing and overflowed the queue at 32 flows.
 
-/// Packets per increase or α timer.
-const TIMER_PACKETS: u64 = 57;
-/// Feedback delays per increase or α timer, at least.
-const TIMER_DELAYS: u64 = 5;
-/// Packets per CNP interval: a queue of 64 and some.
-const CNP_PACKETS: u64 = 69;
-/// Feedback delays per CNP interval, at least.
-const CNP_DELAYS: u64 = 6;
-/// Timers' worth of packets per increase by the byte counter.
-const BYTE_PERIOD_TIMERS: u64 = 36;
+/// Packets per increase.
+const TIMER_PACKETS: u64 = 150;
+/// Feedback delays per increase, at least.
+const TIMER_DELAYS: u64 = 10;
+/// Packets per α timer.
+const ALPHA_PACKETS: u64 = 120;
+/// The shortest α timer, which only bounds the work of an update.
+const ALPHA_FLOOR: Nanos = Nanos::from_micros(10);
+/// Packets per CNP interval.
+const CNP_PACKETS: u64 = 10;
+/// Feedback delays per CNP interval, at least: a CNP before the last one was obeyed says nothing new.
+const CNP_DELAYS: u64 = 1;
 /// g.
-const G: u32 = ONE / 16;
-/// R_HAI in R_AI, which is a thousandth of the line rate.
-const HYPER_STEPS: u64 = 5;
+const G: u32 = ONE / 50;
+/// F.
+const FAST_RECOVERY: u32 = 2;
+/// R_AI and R_HAI are this part of the line rate.
+const STEP_PART: u64 = 125;
 /// Kmin and Kmax in packets.
-const KMIN_PACKETS: u32 = 4;
+const KMIN_PACKETS: u32 = 2;
 /// As [`KMIN_PACKETS`].
-const KMAX_PACKETS: u32 = 32;
+const KMAX_PACKETS: u32 = 44;
 /// Pmax.
-const PMAX: u32 = ONE / 5;
+const PMAX: u32 = ONE / 2;
 /// The part of the line rate that a flow starts with.
-const START_PART: u64 = 32;
+const START_PART: u64 = 16;
 /// The share of its rate that a flow must have used for a timer to raise it.
 const USAGE: u32 = ONE / 2;
 /// After this many timer periods, but not before [`IDLE_FLOOR`], an idle flow starts anew.
@@ -73,7 +86,8 @@ impl Params {
         let timer = longer(fabric.packets(TIMER_PACKETS), times(fabric.feedback, TIMER_DELAYS));
         let timer = shorter(timer, super::params::MOST_PERIOD);
         let cnp_interval = longer(fabric.packets(CNP_PACKETS), times(fabric.feedback, CNP_DELAYS));
-        let additive = thousandth(line);
+        let step = line.bytes_per_sec() / STEP_PART;
+        let step = Rate::from_bytes_per_sec(if step == 0 { 1 } else { step });
         let least = thousandth(line).bytes_per_sec();
         let start = line.bytes_per_sec() / START_PART;
         Self {
@@ -84,7 +98,7 @@ impl Params {
                 g: G,
                 initial_alpha: ONE,
                 alpha_update: AlphaUpdate::AtCnp,
-                alpha_timer: timer,
+                alpha_timer: shorter(longer(fabric.packets(ALPHA_PACKETS), ALPHA_FLOOR), super::params::MOST_PERIOD),
                 gd: 11,
                 least_kept_percent: 50,
                 // Half an interval: CNPs an interval apart arrive with jitter, and each shall cut.
@@ -92,12 +106,12 @@ impl Params {
                 first_cnp_rate: Rate::from_bytes_per_sec(0),
                 clamp_target: true,
                 clamp_target_after_timer: true,
-                fast_recovery: 5,
+                fast_recovery: FAST_RECOVERY,
                 boundary: Boundary::Below,
                 timer,
-                byte_period: packet as u64 * TIMER_PACKETS * BYTE_PERIOD_TIMERS,
-                additive,
-                hyper: Rate::from_bytes_per_sec(additive.bytes_per_sec().saturating_mul(HYPER_STEPS)),
+                byte_period: 0,
+                additive: step,
+                hyper: step,
                 start_rate: Rate::from_bytes_per_sec(if start < least { least } else { start }),
                 usage: USAGE,
                 idle_restart: longer(times(timer, IDLE_TIMERS), IDLE_FLOOR),
@@ -143,7 +157,7 @@ mod tests {
                     let p = Params::soft(fabric);
                     assert_eq!(p.validate(), Ok(()), "{fabric:?}");
                     // A loop that is cut or raised faster than it answers does not settle.
-                    assert!(p.rp.timer > fabric.feedback && p.cnp_interval > fabric.feedback, "{fabric:?}");
+                    assert!(p.rp.timer > fabric.feedback && p.cnp_interval >= fabric.feedback, "{fabric:?}");
                     assert!(p.rp.monitor < p.cnp_interval && p.rp.idle_restart > p.rp.timer, "{fabric:?}");
                     assert!(p.kmin >= packet && p.rp.start_rate < fabric.line, "{fabric:?}");
                     assert!(p.rp.timer >= slowest, "{fabric:?}");

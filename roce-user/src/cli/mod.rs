@@ -14,7 +14,10 @@ use std::{
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::inspect::{self, InspectArgs};
+use crate::{
+    inspect::{self, InspectArgs},
+    sim::{self, SimArgs},
+};
 
 const LONG_ABOUT: &str = "\
 Gives soft-RoCE hosts what a good RoCE NIC has: correct marking, loss visibility per queue pair, and a working ECN → CNP → \
@@ -56,6 +59,8 @@ enum Verb {
     Detach(flows::DetachArgs),
     /// Inspect capture files with the same parser and tracker
     Inspect(InspectArgs),
+    /// Simulate flows and queues with the same DCQCN code, or search its constants
+    Sim(Box<SimArgs>),
 }
 
 /// Parses the command line, does what it says, and returns the exit code.
@@ -101,6 +106,12 @@ fn dispatch(verb: Verb) -> Result<bool> {
         Verb::Flows(args) => flows::flows(&args),
         Verb::Events(args) => events::events(&args).map(|()| false),
         Verb::Detach(args) => flows::detach(&args).map(|()| false),
+        Verb::Sim(args) => {
+            let mut out = io::BufWriter::new(io::stdout().lock());
+            sim::run(&args, &mut out)?;
+            out.flush()?;
+            Ok(false)
+        }
         Verb::Inspect(args) => {
             let mut out = io::BufWriter::new(io::stdout().lock());
             let found = inspect::run(&args, &mut out)?;

@@ -145,7 +145,7 @@ mod tests {
             kmax_bytes: 20_000,
             pmax: ONE / 2,
         };
-        let shared = CpClass { bytes_per_sec: 0, limit_bytes: 0, kmin_bytes: 4_000, kmax_bytes: 60_000, pmax: ONE / 5 };
+        let shared = CpClass { bytes_per_sec: 0, limit_bytes: 0, kmin_bytes: 2_000, kmax_bytes: 60_000, pmax: ONE / 2 };
         assert_eq!(c.classes, [own, shared]);
         assert_eq!((c.of_dscp[26], c.of_dscp[24], c.of_dscp[0], c.of_dscp[48]), (1, 1, 2, 0));
         assert_eq!(c.rest.bytes_per_sec(), 5_000_000);

@@ -235,8 +235,10 @@ fn limiters_are_bounded_and_that_is_told() {
 
 #[test]
 fn bytes_sent_raise_the_rate_faster() {
+    // The soft set raises by time alone.
+    let by_bytes = RpParams { byte_period: 200_000, ..config().rp };
     let run = |bytes_per_ms: Option<u64>| {
-        let mut h = Harness::new(config());
+        let mut h = Harness::new(CoreConfig { rp: by_bytes, ..config() });
         h.pair(17, 42);
         for _ in 0..6 {
             h.feed(cnp(P, 17));

@@ -112,12 +112,12 @@ fn the_paper_set() {
         t.cnp(50);
     }
     t.cnp(10);
-    t.note("Silence, nothing sent: alpha decays, four increases of fast recovery, then additive ones");
+    t.note("Silence, nothing sent: alpha decays, five increases of fast recovery, then additive ones");
     for _ in 0..7 {
         t.pass(45, Some(0), "45 µs without a CNP");
     }
     t.pass(55 * 10, Some(0), "ten periods at once");
-    t.note("10 MB more each time: additive until both counters are above 5, then hyper");
+    t.note("10 MB more each time: additive until both counters are above 6, then hyper");
     for _ in 0..8 {
         t.pass(0, Some(10_000_000), "10 MB sent");
     }
