@@ -262,7 +262,7 @@ fn generate(path: &Path, bytes: u64) -> Result<(u64, u64)> {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        random % n == 0
+        random.is_multiple_of(n)
     };
     let mut marked = 0u32;
     'all: loop {
