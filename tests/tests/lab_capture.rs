@@ -229,6 +229,8 @@ fn payload_is_taken_when_asked_for_and_an_answer_is_a_trigger() {
     let (there, back) =
         (Forger::new(&pair.a, pair.b.address(false)).unwrap(), Forger::new(&pair.b, pair.a.address(false)).unwrap());
     send(&there, 0..3);
+    // What is sent on one side arrives on the other a little later; the NAK leaves at once.
+    thread::sleep(Duration::from_millis(50));
     let nak = back.acknowledge(0x77, 3, 0x60);
     back.send(&nak);
     thread::sleep(Duration::from_millis(100));

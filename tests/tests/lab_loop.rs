@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    path::Path,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -25,6 +26,12 @@ use serde_json::Value;
 
 /// Time every transfer gets; far more than any needs.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How far the lab's utilisation may be from the simulator's.
+const RATE_TOLERANCE: f64 = 0.08;
+/// How far a flow of the lab may be from its share.
+const FLOW_TOLERANCE: f64 = 0.25;
+/// The lab's mean queue is within this factor of the simulator's.
+const QUEUE_FACTOR: f64 = 4.0;
 const DSCP_DATA: u8 = 26;
 const DSCP_CNP: u8 = 48;
 
@@ -83,22 +90,55 @@ fn faults(name: &str, job: &Value, goodput: &str) -> Vec<String> {
     .collect()
 }
 
-/// The job must do everything it is for in one run of at most `tries`.
-fn check_job(name: &str, seconds: &str, args: &[&str], goodput: &str, tries: u32) {
+/// The job must do everything it is for in one run of at most `tries`; that run is returned.
+fn check_job(name: &str, seconds: &str, args: &[&str], goodput: &str, tries: u32) -> Value {
     for left in (0..tries).rev() {
         let job = main_job(seconds, args);
         let faults = faults(name, &job, goodput);
         if faults.is_empty() {
-            return;
+            return job;
         }
         assert!(left > 0, "{name}: {}: {}", faults.join(", "), job["with"]);
     }
+    unreachable!("a last try either returns or fails")
+}
+
+/// The main job's second half beside the same network in the simulator. Rates must agree closely. The queue is longer in
+/// the lab, where controllers and endpoints wait for a CPU and a shaper lets packets go in batches.
+fn compare_with_simulation(job: &Value) {
+    let plan = Path::new(env!("CARGO_MANIFEST_DIR")).join("plans/lab.toml");
+    let output = Command::new(rig::roce().unwrap()).args(["sim", "--json", "--file"]).arg(&plan).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let simulated: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (lab, sim) = (&job["with"], &simulated["runs"][0]);
+    let number = |side: &Value, field: &str| side[field].as_f64().unwrap_or_else(|| panic!("no {field}: {side}"));
+    let utilisation = number(lab, "goodput_second_half_bps") / number(job, "payload_capacity_bps");
+    let queue = number(lab, "queue_bytes_mean") / number(sim, "queue_bytes_mean");
+    let fair = utilisation / lab["flows"].as_array().unwrap().len() as f64;
+    let farthest = lab["flows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| (number(f, "rate_bps") / number(job, "payload_capacity_bps") / fair - 1.0).abs())
+        .fold(0.0, f64::max);
+    println!(
+        "lab / simulator: utilisation {:.3} / {:.3}, queue mean {} / {} B ({queue:.2} times), farthest flow {:.1} % from its share",
+        utilisation,
+        number(sim, "utilisation"),
+        lab["queue_bytes_mean"],
+        sim["queue_bytes_mean"],
+        100.0 * farthest,
+    );
+    assert!((utilisation / number(sim, "utilisation") - 1.0).abs() < RATE_TOLERANCE);
+    assert!(farthest < FLOW_TOLERANCE);
+    assert!((1.0 / QUEUE_FACTOR..QUEUE_FACTOR).contains(&queue));
 }
 
 #[test]
 fn the_main_job_shows_the_loop() {
     needs_root!();
-    check_job("IPv4, tc", "8", &[], "goodput_bps", 1);
+    let job = check_job("IPv4, tc", "8", &[], "goodput_bps", 1);
+    compare_with_simulation(&job);
     // Shorter: what the start costs weighs more, so the second half counts. Below 6 s on a busy machine it is not over.
     check_job("IPv6, tc", "6", &["--ipv6"], "goodput_second_half_bps", 1);
     check_job("IPv4, xdp", "6", &["--ingress", "xdp"], "goodput_second_half_bps", 1);
@@ -330,7 +370,8 @@ fn read_and_write_share_one_paced_queue_pair() {
     let back = &star.sender_ports[0];
     shape(back, Bottleneck { bits_per_sec: 50_000_000, queue: 400 }).unwrap();
     wait_up([back]).unwrap();
-    let agents = rig::Agents::start(&star, "20m", &[]).unwrap();
+    // Queue pairs begin at the link rate, so that the queues fill before a CNP was forged.
+    let agents = rig::Agents::start(&star, "20m", &["--start-rate", "0"]).unwrap();
     let cp = rig::agent(back, AgentRole::Cp, &["--link-rate", "20m"]).unwrap();
     let clock = Clock::start();
     let mut sender = Host::start(&star.senders[0].port, clock).unwrap();

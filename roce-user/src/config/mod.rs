@@ -30,13 +30,9 @@ use crate::control::CoreConfig;
 pub const DEFAULT_PACKET_BYTES: u32 = 1_098;
 
 /// Keys of former versions, and where their values stand now.
-const MOVED: [(&str, &str); 13] = [
-    ("preset", "`preset` in the table [dcqcn]"),
+const MOVED: [(&str, &str); 9] = [
     ("cnp_priority", "`cnp_802p_prio`"),
     ("cnp_interval", "`min_time_between_cnps` in the table [dcqcn]"),
-    ("kmin", "`kmin` in the table [dcqcn]"),
-    ("kmax", "`kmax` in the table [dcqcn]"),
-    ("pmax", "`pmax` in the table [dcqcn]"),
     ("g", "`dce_tcp_g` in the table [dcqcn], as 1024 * (1 - g)"),
     ("timer", "`rpg_time_reset` in the table [dcqcn]"),
     ("alpha_timer", "`dce_tcp_rtt` in the table [dcqcn]"),

@@ -118,6 +118,8 @@ struct Sample {
 /// What a sampled queue did between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueSummary {
+    /// Mean of the samples' backlogs in bytes.
+    pub mean: u32,
     /// Median backlog in bytes.
     pub p50: u32,
     /// 99th percentile of the backlog in bytes.
@@ -179,7 +181,15 @@ impl Sampler {
             samples.iter().filter(|s| s.at >= from && s.at < to).map(|s| s.stats.backlog).collect();
         depth.sort_unstable();
         let quantile = |percent: usize| depth.get((depth.len() * percent / 100).min(depth.len().max(1) - 1)).copied();
-        QueueSummary { p50: quantile(50).unwrap_or(0), p99: quantile(99).unwrap_or(0), drops, samples: depth.len() }
+        let sum: u64 = depth.iter().copied().map(u64::from).sum();
+        QueueSummary {
+            // A mean of u32s is one.
+            mean: (sum / (depth.len() as u64).max(1)) as u32,
+            p50: quantile(50).unwrap_or(0),
+            p99: quantile(99).unwrap_or(0),
+            drops,
+            samples: depth.len(),
+        }
     }
 }
 

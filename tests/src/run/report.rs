@@ -81,6 +81,8 @@ pub struct Side {
     pub np_unpaired: Option<u64>,
     /// Jain's index of goodput per QP, second half.
     pub jain: f64,
+    /// Mean queue of samples a millisecond apart, bytes, second half.
+    pub queue_bytes_mean: u64,
     /// Median queue, bytes, second half.
     pub queue_bytes_p50: u64,
     /// 99th percentile of the queue, bytes, second half.
@@ -159,6 +161,7 @@ pub(super) fn side(
         rp_ignored: agents.map(|a| a.control("rp_ignored")),
         np_unpaired: agents.map(|a| a.host_counter("np_unpaired")),
         jain: jain(&late.iter().map(|b| *b as f64).collect::<Vec<_>>()),
+        queue_bytes_mean: u64::from(second.mean),
         queue_bytes_p50: u64::from(second.p50),
         queue_bytes_p99: u64::from(second.p99),
         goodput_second_half_bps: per_second(late.iter().sum(), second_half),
@@ -197,7 +200,7 @@ fn optional(value: Option<u64>) -> String {
     value.map_or_else(|| "–".into(), |v| v.to_string())
 }
 
-const ROWS: [Row; 20] = [
+const ROWS: [Row; 21] = [
     ("offered (with headers)", |s| format_rate(s.offered_bps as f64)),
     ("goodput (payload)", |s| format_rate(s.goodput_bps as f64)),
     ("goodput, second half", |s| format_rate(s.goodput_second_half_bps as f64)),
@@ -215,6 +218,7 @@ const ROWS: [Row; 20] = [
     ("CNPs ignored", |s| optional(s.rp_ignored)),
     ("CE without known sender", |s| optional(s.np_unpaired)),
     ("Jain index, second half", |s| format!("{:.4}", s.jain)),
+    ("queue mean, second half", |s| format!("{} B", s.queue_bytes_mean)),
     ("queue p50, second half", |s| format!("{} B", s.queue_bytes_p50)),
     ("queue p99, second half", |s| format!("{} B", s.queue_bytes_p99)),
     ("CNPs that reached endpoints", |s| s.endpoint.cnps.to_string()),
