@@ -128,8 +128,9 @@ impl Agent {
                         let record = self.publisher.notice(text);
                         output.borrow_mut().event(&self.plan.link.name, &record)?;
                     }
-                    // It ended by itself, and says why when it is taken back.
-                    None => return Ok(()),
+                    // It ended by itself. That the interface is gone explains any error of it; otherwise it says why when
+                    // it is taken back.
+                    None => return self.check_interface(),
                 },
             }
         }
