@@ -228,7 +228,7 @@ fn former_keys_name_their_successors() {
         ("cnp_interval = \"1ms\"", "`min_time_between_cnps` in the table [dcqcn]"),
         ("g = 0.1", "`dce_tcp_g`"),
         ("cnp_priority = 6", "`cnp_802p_prio`"),
-        ("preset = \"paper\"", "`preset` in the table [dcqcn]"),
+        ("preset = \"paper\"", "`preset` belongs into the table [dcqcn]"),
         ("rpg_ai_rate = 5", "belongs into the table [dcqcn]"),
     ] {
         let error = FileConfig::parse(&format!("\n{old}\n"), Path::new("roce.toml")).expect_err(old);
