@@ -14,17 +14,8 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use roce_tests::lab::privileged;
+use roce_tests::needs_root;
 use serde_json::Value;
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            eprintln!("skipped: network namespaces need root");
-            return;
-        }
-    };
-}
 
 /// An agent that attaches nothing, says what the real one says, and writes its process id to `$0.pids`.
 const GOOD: &str = r#"#!/bin/sh

@@ -21,7 +21,8 @@ use roce_common::wire::{self, Opcode, Verdict, icrc};
 use roce_tests::{
     endpoint::{Clock, Connection, Host, Message, Op, Traffic, ack_timeout, connect},
     forge::Forger,
-    lab::{Pair, Port, privileged, run_roce},
+    lab::{Pair, Port, run_roce},
+    needs_root,
     rig::{self, eventually},
     run::{AgentProcess, AgentRole},
 };
@@ -30,15 +31,6 @@ use tempfile::TempDir;
 
 const QP: u32 = 0x21;
 const PATIENCE: Duration = Duration::from_secs(8);
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            println!("SKIP network namespaces need root");
-            return;
-        }
-    };
-}
 
 struct Packet {
     bytes: Vec<u8>,

@@ -6,20 +6,11 @@ use roce_common::units::Ecn;
 use roce_tests::{
     capture::{Capture, Seen},
     forge::Forger,
-    lab::{HostPort, Netns, Port, connect, privileged, wait_up},
-    rig,
+    lab::{HostPort, Netns, Port, connect, wait_up},
+    needs_root, rig,
     run::AgentRole,
 };
 use serde_json::Value;
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            println!("SKIP network namespaces need root");
-            return;
-        }
-    };
-}
 
 /// Frames of a burst; a thousand bytes and some each, at 10 Mb/s nearly a millisecond.
 const BURST: u32 = 60;

@@ -11,19 +11,11 @@ use std::{
 
 use aya::programs::XdpMode;
 use roce_tests::{
-    lab::{Netns, Pair, Port, Traces, connect as cable, privileged, roce, run_roce},
+    lab::{Netns, Pair, Port, Traces, connect as cable, roce, run_roce},
+    needs_root,
     run::{AgentProcess, AgentRole},
 };
 use roce_user::dataplane::Object;
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            println!("SKIP network namespaces need root");
-            return;
-        }
-    };
-}
 
 /// A quiet interface `a` to be refused on.
 struct Bed {

@@ -15,7 +15,8 @@ use std::{
 use nix::sys::signal::Signal;
 use roce_tests::{
     forge::Forger,
-    lab::{Pair, Port, privileged, roce, run_roce},
+    lab::{Pair, Port, roce, run_roce},
+    needs_root,
     rig::{self, eventually},
     run::{AgentProcess, AgentRole},
 };
@@ -23,15 +24,6 @@ use serde_json::Value;
 
 const QP: u32 = 0x21;
 const PATIENCE: Duration = Duration::from_secs(5);
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            println!("SKIP network namespaces need root");
-            return;
-        }
-    };
-}
 
 /// Two hosts; the second has an agent that looks.
 struct Lab {

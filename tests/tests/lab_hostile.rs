@@ -20,8 +20,8 @@ use roce_tests::{
     capture::Capture,
     endpoint::{Clock, Connection, Host, Message, Op, QpHandle, Traffic, ack_timeout, connect},
     forge::{Forger, altered, malformed, mutated, tagged},
-    lab::{Bottleneck, Pair, Star, privileged},
-    rig,
+    lab::{Bottleneck, Pair, Star},
+    needs_root, rig,
     run::{AgentProcess, AgentRole},
 };
 use roce_user::{agent::monotonic, dataplane::Maps};
@@ -31,15 +31,6 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The victim's link, as its agent is told.
 const LINK: Rate = Rate::from_bits_per_sec(40_000_000);
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            println!("SKIP network namespaces need root");
-            return;
-        }
-    };
-}
 
 /// A sender with an agent whose queue pair transfers without end over 40 Mb/s, and an attacker where its peer is.
 struct Victim {

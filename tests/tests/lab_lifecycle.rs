@@ -14,18 +14,10 @@ use nix::{
 };
 use roce_tests::{
     endpoint::{Clock, CnpFlood, Connection, Host, Message, Op, QpHandle, Traffic, ack_timeout, connect},
-    lab::{Netns, Pair, Port, Traces, connect as cable, privileged, roce, run_roce, wait_up},
+    lab::{Netns, Pair, Port, Traces, connect as cable, roce, run_roce, wait_up},
+    needs_root,
     run::{AgentProcess, AgentRole},
 };
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            println!("SKIP network namespaces need root");
-            return;
-        }
-    };
-}
 
 /// What a limited queue pair may not go below, frame bits per second.
 const FLOOR: f64 = 4e6;

@@ -18,8 +18,8 @@ use roce_tests::{
     capture::{Capture, Seen},
     endpoint::{Clock, Connection, Host, Message, Op, QpHandle, Traffic, ack_timeout, connect},
     forge::Forger,
-    lab::{Bottleneck, Pair, Star, privileged, shape, wait_up},
-    oracle, rig,
+    lab::{Bottleneck, Pair, Star, shape, wait_up},
+    needs_root, oracle, rig,
     run::AgentRole,
 };
 use serde_json::Value;
@@ -34,15 +34,6 @@ const FLOW_TOLERANCE: f64 = 0.25;
 const QUEUE_FACTOR: f64 = 6.0;
 const DSCP_DATA: u8 = 26;
 const DSCP_CNP: u8 = 48;
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            println!("SKIP network namespaces need root");
-            return;
-        }
-    };
-}
 
 /// The main job as a user runs it.
 fn main_job(seconds: &str, args: &[&str]) -> Value {

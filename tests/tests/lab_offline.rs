@@ -10,20 +10,11 @@ use roce_common::{
 use roce_tests::{
     capture::{Capture, save},
     endpoint::{Clock, Connection, Host, Message, Op, Traffic, ack_timeout, connect},
-    lab::{Bottleneck, Port, Star, privileged, run_roce, shape},
-    rig,
+    lab::{Bottleneck, Port, Star, run_roce, shape},
+    needs_root, rig,
     run::AgentRole,
 };
 use serde_json::Value;
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            println!("SKIP network namespaces need root");
-            return;
-        }
-    };
-}
 
 /// What schema 1 says of a flow that depends on the order of packets alone.
 const COUNTERS: [&str; 19] = [

@@ -13,7 +13,8 @@ use roce_common::{
 };
 use roce_tests::{
     endpoint::{Clock, CnpFlood, Connection, Host, Message, Op, Sender, Sent, Traffic, ack_timeout, connect},
-    lab::{HostPort, Netns, Pair, Place, Port, Route, Tap, connect as cable, privileged, roce, wait_up},
+    lab::{HostPort, Netns, Pair, Place, Port, Route, Tap, connect as cable, roce, wait_up},
+    needs_root,
     run::{AgentProcess, AgentRole},
 };
 
@@ -21,15 +22,6 @@ const INGRESS: [&str; 3] = ["xdp", "xdp-generic", "tc"];
 /// MAC address of nobody: hosts record frames to it and answer none.
 const NOBODY: [u8; 6] = [2, 0x52, 0xee, 0, 0, 2];
 const MARKED: [u8; 6] = [2, 0x52, 0xee, 0, 0, 1];
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            println!("SKIP network namespaces need root");
-            return;
-        }
-    };
-}
 
 fn agent(ns: &Netns, ifaces: &str, role: AgentRole, args: &[&str]) -> AgentProcess {
     let args: Vec<String> = args.iter().map(|a| (*a).to_owned()).collect();

@@ -173,3 +173,14 @@ fn in_thread<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
 pub fn privileged() -> bool {
     nix::unistd::geteuid().is_root()
 }
+
+/// Ends a test that needs namespaces, with the line that counts it as skipped, where this process may make none.
+#[macro_export]
+macro_rules! needs_root {
+    () => {
+        if !$crate::lab::privileged() {
+            println!("SKIP network namespaces need root");
+            return;
+        }
+    };
+}
