@@ -3,10 +3,7 @@
 use roce_common::{abi::FlowKey, facts::Recovery, psn::Tally};
 use serde::Serialize;
 
-use crate::{
-    facts::{RecoveryReport, SpreadReport},
-    findings::FindingReport,
-};
+use crate::{facts::RecoveryReport, findings::FindingReport};
 
 /// Everything, of one interface.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -60,13 +57,7 @@ impl FlowStory {
                 .iter()
                 .map(|(cause, location, count)| EpisodeCount { cause: cause.name(), location: location.name(), count })
                 .collect(),
-            recovery_ns: RecoveryReport {
-                gap_to_nak: SpreadReport::of(&recovery.gap_to_nak),
-                nak_to_refill: SpreadReport::of(&recovery.nak_to_refill),
-                gap_to_refill: SpreadReport::of(&recovery.gap_to_refill),
-                rnr_timer: SpreadReport::of(&recovery.rnr_timer),
-                rnr_wait: SpreadReport::of(&recovery.rnr_wait),
-            },
+            recovery_ns: RecoveryReport::of(recovery),
         }
     }
 }

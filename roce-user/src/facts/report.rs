@@ -7,7 +7,7 @@ use std::{
 
 use roce_common::{
     abi::Tap,
-    facts::{Class, Spread},
+    facts::{Class, Recovery, Spread},
     flow::Flow,
     units::Ecn,
 };
@@ -93,6 +93,19 @@ pub struct RecoveryReport {
     /// From an RNR NAK to the repeat of what it refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rnr_wait: Option<SpreadReport>,
+}
+
+impl RecoveryReport {
+    /// Of a flow's.
+    pub fn of(recovery: &Recovery) -> Self {
+        Self {
+            gap_to_nak: SpreadReport::of(&recovery.gap_to_nak),
+            nak_to_refill: SpreadReport::of(&recovery.nak_to_refill),
+            gap_to_refill: SpreadReport::of(&recovery.gap_to_refill),
+            rnr_timer: SpreadReport::of(&recovery.rnr_timer),
+            rnr_wait: SpreadReport::of(&recovery.rnr_wait),
+        }
+    }
 }
 
 /// The connected queue pairs that one host addresses at another, and how their packets are spread.
@@ -221,13 +234,7 @@ impl MeasuredReport {
                     p99: r.times.quantile(990)?.0,
                 })
             }),
-            recovery_ns: RecoveryReport {
-                gap_to_nak: SpreadReport::of(&recovery.gap_to_nak),
-                nak_to_refill: SpreadReport::of(&recovery.nak_to_refill),
-                gap_to_refill: SpreadReport::of(&recovery.gap_to_refill),
-                rnr_timer: SpreadReport::of(&recovery.rnr_timer),
-                rnr_wait: SpreadReport::of(&recovery.rnr_wait),
-            },
+            recovery_ns: RecoveryReport::of(&recovery),
             silences_ns: SpreadReport::of(&facts.silences),
         }
     }
