@@ -2,16 +2,16 @@
 
 use std::io::{self, Write};
 
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const BYTE_ORDER: u32 = 0x1a2b_3c4d;
-const INTERFACE_DESCRIPTION: u32 = 1;
+pub(crate) const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+pub(crate) const BYTE_ORDER: u32 = 0x1a2b_3c4d;
+pub(crate) const INTERFACE_DESCRIPTION: u32 = 1;
 const INTERFACE_STATISTICS: u32 = 5;
-const ENHANCED_PACKET: u32 = 6;
+pub(crate) const ENHANCED_PACKET: u32 = 6;
 
 const COMMENT: u16 = 1;
 const SHB_USERAPPL: u16 = 4;
-const IF_NAME: u16 = 2;
-const IF_TSRESOL: u16 = 9;
+pub(crate) const IF_NAME: u16 = 2;
+pub(crate) const IF_TSRESOL: u16 = 9;
 /// As a negative power of ten.
 const NANOSECONDS: u8 = 9;
 const EPB_FLAGS: u16 = 2;

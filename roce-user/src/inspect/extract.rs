@@ -21,7 +21,10 @@ use super::{
     source::{Idle, Progress, Source},
     tunnels::Tunnels,
 };
-use crate::export::CaptureReport;
+use crate::{
+    export::CaptureReport,
+    pcapng::{Packet, Writer},
+};
 
 /// Packets of the same hosts kept before and behind each piece of evidence.
 const AROUND: usize = 8;
@@ -65,7 +68,7 @@ impl<R: Read> Read for Copying<R> {
 /// The file that findings are written to.
 pub(super) struct Extract {
     path: PathBuf,
-    out: BufWriter<File>,
+    out: Writer<BufWriter<File>>,
     /// Interfaces described so far, by capture and number.
     interfaces: HashMap<(usize, u32), u32>,
     captures: usize,
@@ -78,17 +81,9 @@ impl Extract {
     ///
     /// It cannot be made.
     pub(super) fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        let mut extract =
-            Self { path: path.to_owned(), out: BufWriter::new(file), interfaces: HashMap::new(), captures: 0 };
-        let mut body = Vec::new();
-        body.extend(BYTE_ORDER.to_le_bytes());
-        body.extend([1, 0, 0, 0]);
-        body.extend([0xff; 8]);
-        option(&mut body, SHB_USERAPPL, concat!("roce ", env!("CARGO_PKG_VERSION")).as_bytes());
-        end_of_options(&mut body);
-        extract.block(SECTION_HEADER, &body)?;
-        Ok(extract)
+        let file = File::create(path).with_context(|| cannot_write(path))?;
+        let out = Writer::new(BufWriter::new(file), "").with_context(|| cannot_write(path))?;
+        Ok(Self { path: path.to_owned(), out, interfaces: HashMap::new(), captures: 0 })
     }
 
     /// Adds the evidence of one capture, which was read from `files`.
@@ -122,16 +117,9 @@ impl Extract {
     /// # Errors
     ///
     /// It cannot be written.
-    pub(super) fn finish(mut self) -> Result<()> {
-        self.out.flush().with_context(|| format!("cannot write {}", self.path.display()))
-    }
-
-    fn block(&mut self, kind: u32, body: &[u8]) -> Result<()> {
-        let len = (body.len() as u32 + 12).to_le_bytes();
-        [&kind.to_le_bytes()[..], &len, body, &len]
-            .into_iter()
-            .try_for_each(|part| self.out.write_all(part))
-            .with_context(|| format!("cannot write {}", self.path.display()))
+    pub(super) fn finish(self) -> Result<()> {
+        self.out.finish().with_context(|| cannot_write(&self.path))?;
+        Ok(())
     }
 
     /// The number of the frame's interface in our file, described if it is new.
@@ -140,62 +128,31 @@ impl Extract {
         if let Some(&number) = self.interfaces.get(&key) {
             return Ok(number);
         }
-        let number = self.interfaces.len() as u32;
-        let mut body = Vec::new();
-        body.extend(frame.link.number().to_le_bytes());
-        body.extend([0; 6]);
-        option(&mut body, IF_NAME, frame.interface_name.as_bytes());
-        option(&mut body, IF_TSRESOL, &[NANOSECONDS]);
-        end_of_options(&mut body);
-        self.block(INTERFACE_DESCRIPTION, &body)?;
+        // What captures say of their snap lengths is not known here: no limit.
+        let number = self
+            .out
+            .interface(frame.link.number(), frame.interface_name, 0)
+            .with_context(|| cannot_write(&self.path))?;
         self.interfaces.insert(key, number);
         Ok(number)
     }
 
     fn packet(&mut self, frame: &Frame<'_>, comments: &[String]) -> Result<()> {
         let interface = self.interface(frame)?;
-        let mut body = Vec::new();
-        let numbers = [
+        let packet = Packet {
             interface,
-            (frame.time.0 >> 32) as u32,
-            frame.time.0 as u32,
-            frame.bytes.len() as u32,
-            u32::try_from(frame.wire_len).unwrap_or(u32::MAX),
-        ];
-        numbers.iter().for_each(|n| body.extend(n.to_le_bytes()));
-        body.extend(frame.bytes);
-        body.resize(body.len().next_multiple_of(4), 0);
-        for comment in comments {
-            option(&mut body, COMMENT, comment.as_bytes());
-        }
-        if !comments.is_empty() {
-            end_of_options(&mut body);
-        }
-        self.block(ENHANCED_PACKET, &body)
+            unix_ns: frame.time.0,
+            wire_len: u32::try_from(frame.wire_len).unwrap_or(u32::MAX),
+            bytes: frame.bytes,
+            comments,
+            ..Packet::default()
+        };
+        self.out.packet(&packet).with_context(|| cannot_write(&self.path))
     }
 }
 
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const BYTE_ORDER: u32 = 0x1a2b_3c4d;
-const INTERFACE_DESCRIPTION: u32 = 1;
-const ENHANCED_PACKET: u32 = 6;
-const COMMENT: u16 = 1;
-const SHB_USERAPPL: u16 = 4;
-const IF_NAME: u16 = 2;
-const IF_TSRESOL: u16 = 9;
-/// As a negative power of ten.
-const NANOSECONDS: u8 = 9;
-
-fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
-    let value = &value[..value.len().min(usize::from(u16::MAX))];
-    body.extend(code.to_le_bytes());
-    body.extend((value.len() as u16).to_le_bytes());
-    body.extend(value);
-    body.resize(body.len().next_multiple_of(4), 0);
-}
-
-fn end_of_options(body: &mut Vec<u8>) {
-    body.extend([0; 4]);
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
 }
 
 /// The comments of every frame that is evidence.

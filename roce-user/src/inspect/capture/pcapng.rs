@@ -4,19 +4,16 @@ use anyhow::{Result, bail};
 use roce_common::units::Nanos;
 
 use super::{Frame, Interfaces, MOST_KEPT, Reading, Sink, pcap::too_long};
-use crate::inspect::{link::LinkLayer, source::MOST_AT_ONCE};
+use crate::{
+    inspect::{link::LinkLayer, source::MOST_AT_ONCE},
+    pcapng::{BYTE_ORDER, ENHANCED_PACKET, IF_NAME, IF_TSRESOL, INTERFACE_DESCRIPTION, SECTION_HEADER},
+};
 
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const INTERFACE_DESCRIPTION: u32 = 1;
 const OBSOLETE_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
-const ENHANCED_PACKET: u32 = 6;
-const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 /// Type, length, and the length again at the end.
 const FRAMING: usize = 12;
-/// Options of an interface description.
-const IF_NAME: u16 = 2;
-const IF_TSRESOL: u16 = 9;
+/// An option of an interface description.
 const IF_TSOFFSET: u16 = 14;
 const DIFFERENT_LENGTHS: &str = "its block has two different lengths";
 
