@@ -12,23 +12,16 @@ use roce_common::{
 };
 use roce_tests::{
     endpoint::{
-        Clock, Connection, Host, HostStats, Message, Op, QpHandle, Rnr, SLOT, Traffic, ack_timeout, connect, jain, loss,
+        Clock, Connection, Host, HostStats, Message, Op, QpHandle, Rnr, SLOT, Traffic, ack_timeout, connect, loss,
     },
-    lab::{Bottleneck, HostPort, LEAF, Pair, QueueReader, Sampler, Star, mtu_for, privileged, shape, transit},
+    lab::{Bottleneck, HostPort, LEAF, Pair, QueueReader, Sampler, Star, mtu_for, shape, transit},
+    needs_root,
     replay::{self, Macs, Pace},
 };
+use roce_user::sim::engine::jain;
 
 /// Time every transfer gets; far more than any needs.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-macro_rules! needs_root {
-    () => {
-        if !privileged() {
-            eprintln!("skipped: network namespaces need root");
-            return;
-        }
-    };
-}
 
 fn assert_clean(hosts: &[HostStats]) {
     for h in hosts {
@@ -188,13 +181,13 @@ fn senders_held_to_their_share_lose_nothing_at_the_switch() {
     let rates: Vec<f64> = handles.iter().map(|(_, b)| b.stats().accepted_bytes as f64 * 8.0 / seconds).collect();
     let port = &star.receiver_port;
     let drops = port.ns.run(|| QueueReader::open(port.index, LEAF)?.read()).unwrap().drops;
-    println!("{rates:.0?}, Jain {:.5}", jain(&rates));
+    println!("{rates:.0?}, Jain {:.5}", jain(rates.iter().copied()));
     for (a, b) in &handles {
         assert_no_repeats(&[a, b]);
     }
     assert_eq!(drops, 0);
     assert!(rates.iter().sum::<f64>() > 0.94 * 96e6 * 1024.0 / 1082.25, "{rates:?}");
-    assert!(jain(&rates) > 0.999);
+    assert!(jain(rates.iter().copied()) > 0.999);
 }
 
 #[test]

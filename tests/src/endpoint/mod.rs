@@ -22,7 +22,7 @@ pub use flood::CnpFlood;
 pub use host::{Clock, Host, HostStats, Lose, QpHandle};
 pub use qp::Qp;
 pub use socket::{Receiver, Sender, Sent, Tap};
-pub use stats::{QpStats, SLOT, Series, jain};
+pub use stats::{QpStats, SLOT, Series};
 
 use roce_common::wire::Packet;
 

@@ -67,13 +67,6 @@ pub struct QpStats {
     pub fatal: Option<u8>,
 }
 
-/// Jain's fairness index of `values`; 1 where there is nothing to share.
-pub fn jain(values: &[f64]) -> f64 {
-    let sum: f64 = values.iter().sum();
-    let squares: f64 = values.iter().map(|v| v * v).sum();
-    if squares == 0.0 { 1.0 } else { sum * sum / (values.len() as f64 * squares) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,11 +80,5 @@ mod tests {
         assert_eq!(s.sum(Nanos(0), Nanos::from_millis(100)), 20);
         assert_eq!(s.sum(Nanos::from_millis(100), Nanos::from_millis(1000)), 30);
         assert_eq!(s.sum(Nanos::from_millis(2000), Nanos::from_millis(3000)), 0);
-    }
-
-    #[test]
-    fn jain_is_one_for_equal_and_one_nth_for_one_winner() {
-        assert_eq!(jain(&[3.0, 3.0, 3.0]), 1.0);
-        assert_eq!(jain(&[8.0, 0.0, 0.0, 0.0]), 0.25);
     }
 }

@@ -1,6 +1,7 @@
 //! From counters to the summary: JSON (schema 1) and the table for people.
 
 use roce_common::units::Nanos;
+use roce_user::sim::engine::jain;
 use serde::Serialize;
 
 use super::{
@@ -9,7 +10,7 @@ use super::{
     traffic::{Flow, Outcome},
 };
 use crate::{
-    endpoint::{HostStats, QpStats, jain},
+    endpoint::{HostStats, QpStats},
     lab::QueueSummary,
     units::format_rate,
 };
@@ -160,7 +161,7 @@ pub(super) fn side(
         rp_handled: agents.map(|a| a.control("rp_handled")),
         rp_ignored: agents.map(|a| a.control("rp_ignored")),
         np_unpaired: agents.map(|a| a.host_counter("np_unpaired")),
-        jain: jain(&late.iter().map(|b| *b as f64).collect::<Vec<_>>()),
+        jain: jain(late.iter().map(|b| *b as f64)),
         queue_bytes_mean: u64::from(second.mean),
         queue_bytes_p50: u64::from(second.p50),
         queue_bytes_p99: u64::from(second.p99),

@@ -209,3 +209,9 @@ fn nonsense_is_refused() {
         assert!(run(&s).unwrap_err().contains(what), "{what}");
     }
 }
+
+#[test]
+fn jain_is_one_for_equal_and_one_nth_for_one_winner() {
+    assert_eq!(jain([3.0, 3.0, 3.0].into_iter()), 1.0);
+    assert_eq!(jain([8.0, 0.0, 0.0, 0.0].into_iter()), 0.25);
+}
