@@ -116,11 +116,12 @@ fn classes_have_queues_and_thresholds_of_their_own() {
     let bridge = Bridge::new();
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("cp.toml");
-    // DSCP 26 has a twentieth of the link for itself, DSCP 10 shares the port's queue and is never marked there.
+    // DSCP 26 has a twentieth of the link for itself. DSCP 10 shares the port's queue and is never marked there: its
+    // thresholds are above all bytes of the bursts together, however fast the sender's processor makes them.
     fs::write(
         &config,
         "[[cp_class]]\ndscp = [26]\nshare = 0.05\nkmin = 2000\nkmax = 4000\n\n\
-         [[cp_class]]\ndscp = [10]\nkmin = 60000\nkmax = 60000\n",
+         [[cp_class]]\ndscp = [10]\nkmin = 400000\nkmax = 400000\n",
     )
     .unwrap();
     let args = ["--link-rate", "100m", "--config", config.to_str().unwrap()];
