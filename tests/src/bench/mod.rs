@@ -6,6 +6,10 @@ pub mod scale;
 
 use anyhow::{Context as _, Result, anyhow};
 use aya::maps::{MapData, RingBuf};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
 use roce_common::{
     abi::{Direction, Event, EventKind, PairKey, Tap},
     units::{Addr, Qpn},
@@ -78,6 +82,23 @@ fn percentiles(mut ns: Vec<u64>) -> [u64; 3] {
 /// Nanoseconds as microseconds.
 fn micros(ns: u64) -> f64 {
     ns as f64 / 1e3
+}
+
+/// Binds the calling thread, and those it starts from now on, to `cpu`, or with `apart` to the other CPUs. What is
+/// measured then shares no CPU with what drives the measurement, and no packet changes the CPU on its way: in a virtual
+/// machine waking an idle one costs tens of microseconds. `None`: one CPU only, nothing to choose.
+///
+/// # Errors
+/// The kernel refuses.
+fn place(cpu: Option<usize>, apart: bool) -> Result<()> {
+    let Some(cpu) = cpu else { return Ok(()) };
+    let mut set = CpuSet::new();
+    for other in 0..CpuSet::count() {
+        if (other == cpu) != apart {
+            set.set(other)?;
+        }
+    }
+    sched_setaffinity(Pid::from_raw(0), &set).context("cannot bind a thread to a CPU")
 }
 
 /// Sleeps to the microsecond, and gets a CPU at once where others want it too: what drives a measurement must not be what

@@ -8,18 +8,19 @@
 //! | notified | the CE packet enters the host | the CNP leaves it, as a packet socket on the interface sees both |
 
 use std::{
+    hint,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use roce_common::{
     abi::{IngressMode, PeerQp, Role},
     dcqcn::params::RpParams,
-    units::{Addr, Nanos, Qpn, Rate},
-    wire::source_port,
+    units::{Addr, Ecn, Nanos, Qpn, Rate},
+    wire::{self, Opcode, Verdict, source_port},
 };
 use roce_user::{
     agent::{Controller, Wait},
@@ -30,17 +31,21 @@ use roce_user::{
 };
 use serde::Serialize;
 
-use super::{introduce, micros, percentiles, precise_timers, ring};
-use crate::{capture::Capture, forge::Forger, lab::Pair, progtest};
+use super::{introduce, micros, percentiles, place, precise_timers, ring};
+use crate::{endpoint::Tap, forge::Forger, lab::Pair, progtest};
 
 const LOCAL_QPN: u32 = 0x21;
 const PEER_QPN: u32 = 0x42;
 /// The link: fast enough that nothing waits, so that only the path is measured.
 const LINE: Rate = Rate::from_bits_per_sec(1_000_000_000);
-/// Between two packets of the limited queue pair.
+/// Between two packets.
 const SPACING: Duration = Duration::from_micros(50);
-/// Between two CNPs, and between two CE marks: the loop comes to rest.
+/// Between two CNPs: the loop comes to rest.
 const PAUSE: Duration = Duration::from_millis(4);
+/// One packet of so many is marked: a host that gets CE marks is one that gets packets.
+const MARKED_OF: u32 = 20;
+const CE: u8 = 3;
+const ECT0: u8 = 2;
 /// Within that pause the rate rises once.
 const RISE: Nanos = Nanos::from_millis(2);
 /// A reaction that takes longer is missing.
@@ -179,7 +184,10 @@ fn reactions(pacer: &'static str, wait: Wait, cnps: u32) -> Result<Reaction> {
         let (qpn, remote) = (Qpn::new(LOCAL_QPN), Qpn::new(PEER_QPN));
         introduce(&mut core, &mut attachment.maps, link.index, local, peer, qpn, remote)?;
         let maps = Maps::open(&Pins::of(Path::new(DEFAULT_BPFFS), link.index)?)?;
-        let (running, _news) = Controller::new(link.index, core, maps, by, rings, LINE, wait).start()?;
+        place(pair.a.port.cpu, true)?;
+        let started = Controller::new(link.index, core, maps, by, rings, LINE, wait).start();
+        place(pair.a.port.cpu, false)?;
+        let (running, _news) = started?;
 
         let forger = Forger::new(&pair.b, pair.a.address(false))?;
         let cnp = forger.cnp(LOCAL_QPN);
@@ -253,6 +261,14 @@ fn while_sending<T>(pair: &Pair, measure: impl FnOnce() -> T) -> Result<T> {
     })
 }
 
+/// Waits without letting the CPU go idle: it would wake up slow, and a host that gets CE marks gets packets all the time.
+fn wait_awake(time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        hint::spin_loop();
+    }
+}
+
 fn notifications(ingress: IngressMode, count: u32) -> Result<Times> {
     let pair = Pair::new(1_500)?;
     let (local, peer) = addresses(&pair);
@@ -264,25 +280,31 @@ fn notifications(ingress: IngressMode, count: u32) -> Result<Times> {
         core.add_local(local);
         let ifindex = pair.a.port.index;
         introduce(&mut core, &mut attachment.maps, ifindex, local, peer, Qpn::new(LOCAL_QPN), Qpn::new(PEER_QPN))?;
-        let capture = Capture::start(&pair.a.port)?;
+        place(pair.a.port.cpu, false)?;
+        // Read at the end: a reader that every frame wakes would be a part of what is measured.
+        let tap = Tap::open(ifindex)?;
         let mut forger = Forger::new(&pair.b, pair.a.address(false))?;
-        forger.path.tos = 3;
         precise_timers();
-        for psn in 0..count {
+        for psn in 0..count * MARKED_OF {
+            forger.path.tos = if psn % MARKED_OF == 0 { CE } else { ECT0 };
             forger.send(&forger.write(LOCAL_QPN, psn & 0xff_ffff, &[0; 1_024]));
-            thread::sleep(PAUSE);
+            wait_awake(SPACING);
         }
-        let seen = capture.finish()?;
-        attachment.detach()?;
         let mut marked = None;
         let mut times = Vec::new();
-        for packet in &seen {
-            if !packet.is_cnp() {
-                marked = (packet.packet.dst == local).then_some(packet.at);
-            } else if let Some(at) = marked.take() {
-                times.push(packet.at.saturating_sub(at).as_nanos() as u64);
+        let mut frame = [0; 2_048];
+        while let Some((length, at)) = tap.next(&mut frame)? {
+            let Verdict::Roce(packet) = wire::parse(frame.get(..length).unwrap_or_default()) else { continue };
+            if packet.ecn() == Ecn::Ce {
+                marked = Some(at);
+            } else if packet.bth.opcode == Opcode::CNP
+                && let Some(marked) = marked.take()
+            {
+                times.push(at.saturating_sub(marked).as_nanos() as u64);
             }
         }
+        ensure!(tap.dropped()? == 0, "the packet socket lost frames: fewer marks, please");
+        attachment.detach()?;
         ensure!(!times.is_empty(), "no CE mark became a CNP");
         Ok(Times::of(times))
     })

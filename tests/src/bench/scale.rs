@@ -176,12 +176,15 @@ fn measure(qps: u32) -> Result<Report> {
 }
 
 /// Reaction points that recover for the whole measurement, busy or not, so that every look at one is a new rate: the most
-/// work there can be. From half the line rate to all of it they take two minutes.
+/// work there can be. From a quarter the line rate to all of it they take two minutes.
 fn rp() -> RpParams {
     let paper = roce_common::dcqcn::Params::paper(LINE).rp;
     RpParams {
         timer: Nanos::from_micros(500),
         byte_period: u64::MAX,
+        // Both CNPs of a queue pair cut, and the second takes the target down too.
+        monitor: Nanos(1),
+        clamp_target: true,
         additive: Rate::from_bits_per_sec(52_000),
         ..paper
     }

@@ -22,6 +22,8 @@ pub struct Port {
     pub name: String,
     /// Interface index there.
     pub index: u32,
+    /// The CPU on which the frames that it receives are processed; `None`: the one that sent them.
+    pub cpu: Option<usize>,
     /// Its MAC address.
     pub mac: [u8; 6],
     /// Its IPv4 address, in a /24.
@@ -62,12 +64,12 @@ pub fn connect(number: u8, mtu: u32, one: (&Netns, &str), two: (&Netns, &str)) -
             format!("neigh replace {peer4} lladdr {} nud permanent dev {name}", format_mac(mac(peer))),
             format!("neigh replace {peer6} lladdr {} nud permanent dev {name}", format_mac(mac(peer))),
         ])?;
-        let index = ns.run(|| {
+        let (index, cpu) = ns.run(|| {
             offloads_off(name)?;
-            super::order::one_backlog(name, number)?;
-            interface_index(name)
+            let cpu = super::order::one_backlog(name, number)?;
+            Ok((interface_index(name)?, cpu))
         })?;
-        Ok(Port { ns: ns.clone(), name: name.to_owned(), index, mac: mac(end), v4, v6 })
+        Ok(Port { ns: ns.clone(), name: name.to_owned(), index, cpu, mac: mac(end), v4, v6 })
     };
     Ok((port(one, End::One, End::Two)?, port(two, End::Two, End::One)?))
 }

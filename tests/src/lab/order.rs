@@ -12,23 +12,25 @@ use nix::{
     unistd::Pid,
 };
 
-/// Steers all frames that `name` receives to one CPU, chosen by `number`. Must run on a thread of its own, in the
+/// Steers all frames that `name` receives to one CPU, chosen by `number`, and says which; `None` where there is one CPU
+/// only. Must run on a thread of its own, in the
 /// interface's namespace: the thread gets a private /sys that shows that namespace's interfaces.
 ///
 /// # Errors
 /// When /sys cannot be mounted or the kernel has no receive packet steering.
-pub(super) fn one_backlog(name: &str, number: u8) -> Result<()> {
+pub(super) fn one_backlog(name: &str, number: u8) -> Result<Option<usize>> {
     let cpus = sched_getaffinity(Pid::from_raw(0)).context("sched_getaffinity")?;
     // A mask above 32 bits has another syntax; two CPUs are enough to spread the work.
     let usable: Vec<u32> = (0..32).filter(|c| cpus.is_set(*c as usize).unwrap_or(false)).collect();
-    let Some(cpu) = usable.get(usize::from(number) % usable.len().max(1)) else { return Ok(()) };
+    let Some(cpu) = usable.get(usize::from(number) % usable.len().max(1)) else { return Ok(None) };
     if usable.len() == 1 {
-        return Ok(());
+        return Ok(None);
     }
     let none: Option<&str> = None;
     unshare(CloneFlags::CLONE_NEWNS).context("private mount namespace")?;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("make mounts private")?;
     mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).context("mount /sys")?;
     let path = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
-    std::fs::write(&path, format!("{:x}", 1u32 << cpu)).with_context(|| format!("cannot steer: {path}"))
+    std::fs::write(&path, format!("{:x}", 1u32 << cpu)).with_context(|| format!("cannot steer: {path}"))?;
+    Ok(Some(*cpu as usize))
 }
