@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
-    facts::Mix,
+    facts::{Answer, Measured, Mix, Probe, is_timed},
     psn::{Account, Observed, Psn, Tracker},
     units::{Dscp, Nanos},
     wire::{Kind, Opcode, Packet, Syndrome},
@@ -113,16 +113,27 @@ pub struct Flow {
     pub mix: Mix,
     /// What became of its PSNs.
     pub tracker: Tracker,
+    /// Messages, ACKs and repeats.
+    pub measured: Measured,
+    /// How often the source port changed.
+    pub src_port_changes: u32,
+    /// Of requests, on the BPF side: `packets`, its low half, when the newest NAK or RNR NAK refused one.
+    pub refused_after: u32,
+    /// Of answers, on the BPF side: the request that is being timed.
+    pub probe: Probe,
+    /// Of requests, on the BPF side: when the newest one to be timed passed.
+    pub probed_ns: u64,
 }
 
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<Flow>() == 608 && align_of::<Flow>() == 8);
+    assert!(size_of::<Flow>() == 984 && align_of::<Flow>() == 8);
     assert!(
         offset_of!(Flow, lock) == 0
             && offset_of!(Flow, packets) == 8
             && offset_of!(Flow, mix) == 152
             && offset_of!(Flow, tracker) == 224
+            && offset_of!(Flow, measured) == 608
     );
 };
 
@@ -130,6 +141,16 @@ impl Flow {
     /// Takes a packet of the flow, in the order of the tap. A CNP belongs to no flow by its addresses and is ignored.
     #[inline(always)]
     pub fn observe(&mut self, packet: &Packet, now: Nanos) -> Account {
+        let account = self.count(packet, now);
+        if !Measured::skips(packet, account) {
+            self.measured.packet(packet, account);
+        }
+        account
+    }
+
+    /// The first half of [`Flow::observe`]: everything but [`Flow::measured`]. The BPF side has the halves checked apart.
+    #[inline(always)]
+    pub fn count(&mut self, packet: &Packet, now: Nanos) -> Account {
         let opcode = packet.bth.opcode;
         if opcode.kind() == Kind::Cnp {
             return Account::default();
@@ -141,12 +162,15 @@ impl Flow {
         } else if psn.diff(Psn::new(self.last_psn)) > 0 {
             self.last_psn = psn.get();
         }
+        if self.src_port != packet.src_port {
+            self.src_port_changes += u32::from(self.packets != 0);
+            self.src_port = packet.src_port;
+        }
         self.packets += 1;
         self.bytes += u64::from(packet.payload_len);
         self.last_seen_ns = now.0;
         self.ecn[(packet.tos & 3) as usize] += 1;
         self.count_dscp(packet.dscp());
-        self.src_port = packet.src_port;
         self.last_opcode = opcode.get();
         match refusal(packet) {
             None => {}
@@ -160,6 +184,47 @@ impl Flow {
         self.mix.packet(opcode);
         let account = self.tracker.observe(&Observed::from(packet));
         self.mix.message(opcode, account);
+        account
+    }
+
+    /// For a reader that can remember one request at a time: whether this one, counted and with this `account`, is to be timed.
+    /// One for each `now` at most, which may be a coarse clock.
+    #[inline(always)]
+    pub fn wants_probe(&mut self, packet: &Packet, account: Account, now: Nanos) -> bool {
+        let wanted = is_timed(packet, account) && self.probed_ns != now.0;
+        if wanted {
+            self.probed_ns = now.0;
+        }
+        wanted
+    }
+
+    /// Of requests, on the BPF side: whether a refusal was the last that happened to the flow. Then it is told to wait.
+    #[inline(always)]
+    pub const fn is_told_to_wait(&self) -> bool {
+        self.packets != 0 && self.refused_after == self.packets as u32
+    }
+
+    /// A response of the flow: the probe that it answers, or none.
+    #[inline(always)]
+    pub fn answered_probe(&mut self, packet: &Packet) -> Probe {
+        let probe = self.probe;
+        match probe.meets(packet.bth.psn, refusal(packet).is_some()) {
+            Answer::Earlier => Probe::default(),
+            Answer::Covered => {
+                self.probe = Probe::default();
+                Probe::default()
+            }
+            Answer::Exact => {
+                self.probe = Probe::default();
+                probe
+            }
+        }
+    }
+
+    /// Closes the run that is going on: call it at the end of a capture, or on a copy for a report.
+    pub fn finish(&mut self) -> Account {
+        let account = self.tracker.finish();
+        self.measured.repeats.end(account);
         account
     }
 

@@ -38,8 +38,8 @@ impl What {
     }
 }
 
-/// Reports something about `packet`, within this CPU's budget.
-#[inline(always)]
+/// Reports something about `packet`, within this CPU's budget. A function of its own: a packet may be reported twice.
+#[inline(never)]
 pub(crate) fn telemetry(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet, what: &What) {
     // SAFETY: the helper has no arguments.
     let now = unsafe { bpf_ktime_get_ns() };

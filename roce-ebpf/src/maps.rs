@@ -7,9 +7,10 @@ use aya_ebpf::{
 use roce_common::{
     abi::{
         CAPTURE_RING_BYTES, CNP_RING_BYTES, CP_CLASSES as MAX_CP_CLASSES, CnpJob, Config, Counters, CpClass, CpStats,
-        EventBudget, FlowKey, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS, MAX_RATES, PaceCell, PairKey, PairValue, PeerQp,
-        RateValue, START_CLASSES as MAX_START_CLASSES, TELEMETRY_RING_BYTES, VirtualQueue,
+        EventBudget, FlowKey, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS, MAX_RATES, MAX_ROUND_TRIPS, PaceCell, PairKey,
+        PairValue, PeerQp, RateValue, START_CLASSES as MAX_START_CLASSES, TELEMETRY_RING_BYTES, VirtualQueue,
     },
+    facts::RoundTrips,
     flow::Flow,
     units::Addr,
     wire::{Packet, emit::CNP_FRAME_V6},
@@ -33,6 +34,9 @@ pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entrie
 pub(crate) static LOCAL: HashMap<Addr, u32> = HashMap::with_max_entries(MAX_LOCAL_ADDRS, NO_PREALLOC);
 #[map]
 pub(crate) static FLOWS: HashMap<FlowKey, Flow> = HashMap::with_max_entries(MAX_FLOWS, NO_PREALLOC);
+/// Round trips, by the flow of the answers.
+#[map]
+pub(crate) static ROUND_TRIPS: HashMap<FlowKey, RoundTrips> = HashMap::with_max_entries(MAX_ROUND_TRIPS, NO_PREALLOC);
 #[map]
 pub(crate) static PAIRS: HashMap<PairKey, PairValue> = HashMap::with_max_entries(MAX_PAIRS, NO_PREALLOC);
 #[map]
@@ -71,6 +75,9 @@ pub(crate) static CNP_FRAME: PerCpuArray<[u8; CNP_FRAME_V6]> = PerCpuArray::with
 /// A zeroed flow to insert: too large for the stack. Nobody writes it.
 #[map]
 pub(crate) static NEW_FLOW: PerCpuArray<Flow> = PerCpuArray::with_max_entries(1, 0);
+/// Likewise.
+#[map]
+pub(crate) static NEW_ROUND_TRIPS: PerCpuArray<RoundTrips> = PerCpuArray::with_max_entries(1, 0);
 /// The parsed packet, one entry per program (the egress program runs inside tc ingress when a CNP is made).
 #[map]
 pub(crate) static PACKET: PerCpuArray<Packet> = PerCpuArray::with_max_entries(4, 0);

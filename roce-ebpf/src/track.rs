@@ -1,25 +1,31 @@
 //! Flow state: one entry per (tap, source, destination, destination QPN, space), under a short lock.
 
-use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
+use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
 use roce_common::{
-    abi::{Config, Counter, EventKind, FlowKey, PairKey, Space, Tap},
+    abi::{Answered, Config, Counter, EventKind, FlowKey, PairKey, Space, Tap},
+    facts::{Measured, Probe, SILENCE},
     flow::{Flow, refusal},
-    psn::{Account, Fate, Outcome},
+    psn::{Account, Fate, Outcome, Psn, ReadPlace},
     units::{Nanos, Qpn},
-    wire::{Kind, Packet, Syndrome},
+    wire::{Kind, Packet, Service, Syndrome},
 };
 
 use crate::{
     atomic,
     count::Tally,
     event::{self, What},
-    maps::{FLOWS, NEW_FLOW, PAIRS},
+    maps::{FLOWS, NEW_FLOW, NEW_ROUND_TRIPS, PAIRS, ROUND_TRIPS},
 };
 
 /// `BPF_NOEXIST`: another CPU may have inserted the flow meanwhile.
 const NOEXIST: u64 = 1;
 /// The first packets of a flow are all sampled: the pairing lives on them.
 const ALWAYS_SAMPLED: u64 = 16;
+
+/// What [`roce_flow_measure`] says: nothing more to be done, or the request is to be timed. Anything above is the
+/// [`Probe`] that a response answers.
+const NOTHING: u64 = 0;
+const TIME_IT: u64 = 1;
 
 /// Follows one packet at a tap.
 ///
@@ -38,14 +44,32 @@ pub(crate) fn observe(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) {
         return;
     }
     // SAFETY: the helper has no arguments; the lock makes this CPU the only writer of the flow, a live map value.
-    let (account, packets, silence) = unsafe {
+    let mut silent = 0;
+    let (account, measured, packets, silence) = unsafe {
         let now = bpf_ktime_get_coarse_ns();
         let silence = now.wrapping_sub((*flow).last_seen_ns);
+        if silence >= SILENCE.0 && fresh == 0 {
+            silent = roce_silence(tap.number(), packet, flow, now);
+        }
         let account = Account::from_bits(roce_flow_observe(flow, packet, now));
+        let mut measured = NOTHING;
+        if !Measured::skips(packet, account) || packet.bth.ack_req {
+            measured = roce_flow_measure(flow, packet, account.bits(), now);
+        }
+        if measured > TIME_IT {
+            roce_round_trip(tap.number(), packet, measured);
+        }
         let packets = (*flow).packets;
         atomic::unlock(&raw mut (*flow).lock);
-        (account, packets, silence)
+        (account, measured, packets, silence)
     };
+    if measured == TIME_IT {
+        roce_probe(tap.number(), packet);
+    }
+    if silent != 0 {
+        let refused = silent >> 32 << 32;
+        event::telemetry(cfg, tally, tap, packet, &What { refused, ..What::plain(EventKind::Silence, silent as u32) });
+    }
     let mut what = What { kind: EventKind::Sample, value: 0, account: account.bits(), refused: 0 };
     if let Some(syndrome) = refusal(packet) {
         if matches!(syndrome, Syndrome::PsnSequence | Syndrome::RnrNak(_)) {
@@ -58,9 +82,12 @@ pub(crate) fn observe(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) {
     } else if account.is_notable() {
         (what.kind, what.value) = match account.outcome() {
             Outcome::Discontinuity => (EventKind::Discontinuity, 0),
-            Outcome::Gap(skipped) => (EventKind::Gap, skipped),
+            Outcome::Gap(skipped) => {
+                what.refused = roce_asked_by(tap.number(), packet);
+                (EventKind::Gap, skipped)
+            }
             _ if account.run_started() => {
-                what.refused = roce_answered(tap.number(), packet);
+                what.refused = roce_answered(tap.number(), packet, flow);
                 (EventKind::RunStarted, micros(silence))
             }
             _ => match account.ended() {
@@ -89,30 +116,100 @@ fn lookup(tap: Tap, packet: &Packet, fresh: &mut u32) -> Option<*mut Flow> {
     FLOWS.get_ptr_mut(&key)
 }
 
-/// How far a request's queue pair had been answered: 1 + the highest PSN of the responses in the low half, µs since the newest
-/// of them in the high one. They pass the same interface's other direction, or this one on a mirror port. 0 where they are not
-/// known. A global function, as [`roce_flow_observe`], and for the same reason.
+/// The flow of the answers to a request, where it is known, and the queue pair that they go to.
+#[inline(always)]
+fn answers_to(tap: Tap, request: &Packet) -> Option<(*mut Flow, Qpn)> {
+    partner(tap, request, Space::Response)
+}
+
+/// The flow of the requests that a response answers, likewise.
+#[inline(always)]
+fn requests_to(tap: Tap, response: &Packet) -> Option<(*mut Flow, Qpn)> {
+    partner(tap, response, Space::Request)
+}
+
+/// What passes between the two queue pairs of a packet the other way. It passes the same interface's other direction, or this
+/// one on a mirror port.
+#[inline(always)]
+fn partner(tap: Tap, packet: &Packet, space: Space) -> Option<(*mut Flow, Qpn)> {
+    let pair = PAIRS.get_ptr(&PairKey::new(packet.src, packet.dst, packet.bth.dest_qp))?;
+    // SAFETY: a live map value.
+    let sender = Qpn::new(unsafe { (*pair).sender_qpn });
+    let mut key = FlowKey::new(tap.opposite(), packet.dst, packet.src, sender, space);
+    if let Some(flow) = FLOWS.get_ptr_mut(&key) {
+        return Some((flow, sender));
+    }
+    key.tap = tap;
+    Some((FLOWS.get_ptr_mut(&key)?, sender))
+}
+
+/// Which requests a READ response answers: their destination QPN in the high half; 0 where it is not known, and for requests.
+/// A global function, as [`roce_flow_observe`], and for the same reason.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn roce_answered(tap: u32, request: *const Packet) -> u64 {
-    let tap = Tap::from_number(tap);
+pub(crate) extern "C" fn roce_asked_by(tap: u32, packet: *const Packet) -> u64 {
     // SAFETY: the callers pass a live map value; the verifier asks for the null check.
-    let Some(request) = (unsafe { request.as_ref() }) else { return 0 };
-    let Some(pair) = PAIRS.get_ptr(&PairKey::new(request.src, request.dst, request.bth.dest_qp)) else { return 0 };
-    // SAFETY: a live map value.
-    let requester = Qpn::new(unsafe { (*pair).sender_qpn });
-    let mut key = FlowKey::new(tap.opposite(), request.dst, request.src, requester, Space::Response);
-    let mut flow = FLOWS.get_ptr(&key);
-    if flow.is_none() {
-        key.tap = tap;
-        flow = FLOWS.get_ptr(&key);
+    let Some(packet) = (unsafe { packet.as_ref() }) else { return 0 };
+    if packet.bth.opcode.kind() as u8 != Kind::Response as u8 {
+        return 0;
     }
-    let Some(flow) = flow else { return 0 };
+    match requests_to(Tap::from_number(tap), packet) {
+        Some((_, responder)) => u64::from(responder.get()) << 32,
+        None => 0,
+    }
+}
+
+/// How far the queue pair of a request of `flow` that begins a repeat had been answered: the bits of an [`Answered`] in the low
+/// half, µs since the newest answer in the high one; 0 where they are not known. What is being timed is asked for again now, and
+/// no longer timed. A global function, as [`roce_flow_observe`], and for the same reason.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn roce_answered(tap: u32, request: *const Packet, flow: *const Flow) -> u64 {
+    let tap = Tap::from_number(tap);
+    // SAFETY: the callers pass live map values; the verifier asks for the null checks.
+    let (Some(request), Some(flow)) = (unsafe { request.as_ref() }, unsafe { flow.as_ref() }) else { return 0 };
+    let Some((answers, _)) = answers_to(tap, request) else { return 0 };
     // SAFETY: a live map value. Another CPU may just change it: then this is how far it had been, or is now.
-    let (psn, at) = unsafe { ((&raw const (*flow).last_psn).read_volatile(), (*flow).last_seen_ns) };
+    let (highest, at, answers) = unsafe {
+        (&raw mut (*answers).probe).write_volatile(Probe::default());
+        ((&raw const (*answers).last_psn).read_volatile(), (*answers).last_seen_ns, &*answers)
+    };
+    let mut fate = Fate::Unknown;
+    let mut place = ReadPlace::Unknown;
+    if request.bth.opcode.is_read_request() {
+        fate = answers.tracker.fate(request.bth.psn);
+        place = flow.measured.reads.place(request.bth.psn);
+    }
     // SAFETY: the helper has no arguments.
     let age = unsafe { bpf_ktime_get_coarse_ns() }.wrapping_sub(at);
-    u64::from(micros(age)) << 32 | u64::from(psn + 1)
+    u64::from(micros(age)) << 32 | u64::from(Answered::new(Psn::new(highest), fate, place).bits())
+}
+
+/// A packet of `flow`, not counted yet, ends a silence of it: for how many µs nothing of the whole connection had passed, in the
+/// low half, where a request was unanswered and its sender not told to wait; else 0. The high half is that of an event's
+/// `refused`. A global function, as [`roce_flow_observe`], and for the same reason.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn roce_silence(tap: u32, packet: *const Packet, flow: *const Flow, now: u64) -> u64 {
+    let tap = Tap::from_number(tap);
+    // SAFETY: the callers pass live map values; the verifier asks for the null checks.
+    let (Some(packet), Some(flow)) = (unsafe { packet.as_ref() }, unsafe { flow.as_ref() }) else { return 0 };
+    if !matches!(packet.bth.opcode.service(), Service::Rc | Service::Xrc) {
+        return 0;
+    }
+    let response = packet.bth.opcode.kind() as u8 == Kind::Response as u8;
+    let partner = if response { requests_to(tap, packet) } else { answers_to(tap, packet) };
+    let Some((partner, qpn)) = partner else { return 0 };
+    // SAFETY: a live map value. Another CPU may just change it; what is read was so a moment ago or is so now.
+    let (other, other_seen) = unsafe { (&*partner, (&raw const (*partner).last_seen_ns).read_volatile()) };
+    let (requests, answers) = if response { (other, flow) } else { (flow, other) };
+    let newest = if other_seen > flow.last_seen_ns { other_seen } else { flow.last_seen_ns };
+    let silence = now.wrapping_sub(newest);
+    let unanswered = requests.tracker.next().diff(Psn::new(answers.last_psn)) > 1;
+    if silence > now || silence < SILENCE.0 || !unanswered || requests.is_told_to_wait() {
+        return 0;
+    }
+    u64::from(micros(silence)) | if response { u64::from(qpn.get()) << 32 } else { 0 }
 }
 
 /// Whole microseconds, up to the largest number there is room for.
@@ -131,7 +228,60 @@ fn micros(ns: u64) -> u32 {
 pub(crate) extern "C" fn roce_flow_observe(flow: *mut Flow, packet: *const Packet, now: u64) -> u64 {
     // SAFETY: the callers pass live map values and hold the flow's lock; the verifier asks for the null checks.
     let (Some(flow), Some(packet)) = (unsafe { flow.as_mut() }, unsafe { packet.as_ref() }) else { return 0 };
-    flow.observe(packet, Nanos(now)).bits()
+    flow.count(packet, Nanos(now)).bits()
+}
+
+/// Measures a packet that [`roce_flow_observe`] has counted, of which it said `account`. A global function for the same reason:
+/// its ways are added to the other's, and not multiplied with them.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn roce_flow_measure(flow: *mut Flow, packet: *const Packet, account: u64, now: u64) -> u64 {
+    // SAFETY: as above.
+    let (Some(flow), Some(packet)) = (unsafe { flow.as_mut() }, unsafe { packet.as_ref() }) else { return NOTHING };
+    let account = Account::from_bits(account);
+    if !Measured::skips(packet, account) {
+        flow.measured.packet(packet, account);
+    }
+    if packet.bth.opcode.kind() as u8 == Kind::Response as u8 {
+        return flow.answered_probe(packet).bits();
+    }
+    if flow.wants_probe(packet, account, Nanos(now)) { TIME_IT } else { NOTHING }
+}
+
+/// Tells the flow of its answers that a request passes now. A global function for the same reason.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn roce_probe(tap: u32, request: *const Packet) -> u64 {
+    // SAFETY: the callers pass a live map value; the verifier asks for the null check.
+    let Some(request) = (unsafe { request.as_ref() }) else { return 0 };
+    let Some((flow, _)) = answers_to(Tap::from_number(tap), request) else { return 0 };
+    // SAFETY: the helper has no arguments; an aligned u64 of a live map value. Whoever holds the flow may just take away what
+    // was there: then one of two probes is lost, and a sample with it.
+    unsafe { (&raw mut (*flow).probe).write_volatile(Probe::new(request.bth.psn, Nanos(bpf_ktime_get_ns()))) };
+    0
+}
+
+/// A response answers a request that was timed. Called under the lock of its flow, which is also that of its round trips.
+/// A global function for the same reason.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn roce_round_trip(tap: u32, response: *const Packet, probe: u64) -> u64 {
+    // SAFETY: the helper has no arguments.
+    let time = Probe::from_bits(probe).age(Nanos(unsafe { bpf_ktime_get_ns() }));
+    // SAFETY: the callers pass a live map value; the verifier asks for the null check.
+    let Some(response) = (unsafe { response.as_ref() }) else { return 0 };
+    let key = FlowKey::new(Tap::from_number(tap), response.src, response.dst, response.bth.dest_qp, Space::Response);
+    let mut times = ROUND_TRIPS.get_ptr_mut(&key);
+    if times.is_none() {
+        let Some(zeroed) = NEW_ROUND_TRIPS.get_ptr(0) else { return 0 };
+        // SAFETY: a live per-CPU map value that nobody writes.
+        let _full = ROUND_TRIPS.insert(&key, unsafe { &*zeroed }, NOEXIST);
+        times = ROUND_TRIPS.get_ptr_mut(&key);
+    }
+    let Some(times) = times else { return 0 };
+    // SAFETY: a live map value, and the only writer of it.
+    unsafe { (*times).add(time) };
+    0
 }
 
 /// Tells the request flow that a NAK refuses what became of it, so that its next run is explained. The flow passes the
@@ -139,16 +289,7 @@ pub(crate) extern "C" fn roce_flow_observe(flow: *mut Flow, packet: *const Packe
 /// the flow's destination QPN in the high one; 0 where the flow is not known.
 #[inline(never)]
 fn note_refusal(tap: Tap, nak: &Packet) -> u64 {
-    let Some(pair) = PAIRS.get_ptr(&PairKey::new(nak.src, nak.dst, nak.bth.dest_qp)) else { return 0 };
-    // SAFETY: a live map value.
-    let responder = Qpn::new(unsafe { (*pair).sender_qpn });
-    let mut key = FlowKey::new(tap.opposite(), nak.dst, nak.src, responder, Space::Request);
-    let mut flow = FLOWS.get_ptr_mut(&key);
-    if flow.is_none() {
-        key.tap = tap;
-        flow = FLOWS.get_ptr_mut(&key);
-    }
-    let Some(flow) = flow else { return 0 };
+    let Some((flow, responder)) = requests_to(tap, nak) else { return 0 };
     // SAFETY: an aligned u64 of a live map value, used as a lock only.
     if !unsafe { atomic::try_lock(&raw mut (*flow).lock) } {
         return 0;
@@ -156,6 +297,7 @@ fn note_refusal(tap: Tap, nak: &Packet) -> u64 {
     let rnr = matches!(refusal(nak), Some(Syndrome::RnrNak(_)));
     // SAFETY: the lock makes this CPU the only writer of the flow.
     let fate = unsafe {
+        (*flow).refused_after = (*flow).packets as u32;
         let fate = if rnr {
             (*flow).tracker.note_rnr_nak(nak.bth.psn);
             Fate::Unknown

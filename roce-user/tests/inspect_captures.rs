@@ -230,7 +230,7 @@ fn a_cnp_goes_to_the_flow_of_the_qp_it_names() {
     assert_eq!(with.len(), 1);
     assert_eq!((with[0].dest_qp, with[0].space, with[0].cnp), (0xd1d, "request", 1));
     // The answers to that queue pair come from where the CNP came from.
-    let sent = |f: &FlowReport| f.facts.measured.as_ref().map_or(0, |measured| measured.cnp_sent);
+    let sent = |f: &FlowReport| f.facts.cnp_sent.unwrap_or(0);
     let by: Vec<_> = report.flows.iter().filter(|f| sent(f) > 0).map(|f| (f.dest_qp, f.space, sent(f))).collect();
     assert_eq!(by, [(0xd1e, "response", 1)]);
     // Nobody knows the flow: the capture has no data of that QP.

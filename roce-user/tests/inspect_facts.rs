@@ -7,11 +7,7 @@ use std::{
     process::Command,
 };
 
-use roce_user::{
-    export::FlowReport,
-    facts::{MeasuredReport, SpreadReport},
-    inspect,
-};
+use roce_user::{export::FlowReport, facts::SpreadReport, inspect};
 
 /// A packet as tshark reads it.
 struct Packet {
@@ -122,7 +118,7 @@ fn same_spread(got: SpreadReport, want: &[u64], what: &str) {
     assert_eq!((got.count, Some(got.min), got.mean, Some(got.max)), want, "{what}");
 }
 
-fn check(name: &str, flow: &FlowReport, measured: &MeasuredReport, mine: &[&Packet], reverse: &[&Packet]) {
+fn check(name: &str, flow: &FlowReport, mine: &[&Packet], reverse: &[&Packet]) {
     let what = format!("{name}: QP {} {}", flow.dest_qp, flow.space);
     assert_eq!(flow.bytes, mine.iter().map(|p| p.payload()).sum::<u64>(), "{what}");
     let count = |ops: &[u32]| mine.iter().filter(|p| ops.contains(&(p.opcode & 0x1f))).count() as u64;
@@ -142,13 +138,13 @@ fn check(name: &str, flow: &FlowReport, measured: &MeasuredReport, mine: &[&Pack
         psns.dedup_by_key(|psn| *psn);
         // The PSNs of these captures do not wrap, and rxe's ACKs of repeats say the highest PSN again.
         let steps: Vec<u64> = psns.windows(2).filter(|w| w[1] > w[0]).map(|w| u64::from(w[1] - w[0])).collect();
-        if let Some(spread) = measured.psns_per_ack {
+        if let Some(spread) = flow.facts.psns_per_ack {
             same_spread(spread, &steps, &what);
         }
         return;
     }
     let times = round_trips(mine, reverse);
-    let Some(rtt) = &measured.rtt_ns else {
+    let Some(rtt) = &flow.facts.rtt_ns else {
         assert!(times.is_empty() || flow.service != "RC", "{what}: no round trips");
         return;
     };
@@ -187,13 +183,12 @@ fn facts_are_what_tshark_and_plain_lists_give() {
         let report = inspect::report(&path).expect("report");
         assert_eq!(report.flows.len(), flows.len(), "{name}");
         for flow in &report.flows {
-            let measured = flow.facts.measured.as_ref().expect("measured");
             let (src, dst) = (flow.src.to_string(), flow.dst.to_string());
             let mine = &flows[&(src.clone(), dst.clone(), flow.dest_qp, flow.space == "response")];
             // rxe gives both ends the same number here.
             let reverse = flows.get(&(dst, src, flow.dest_qp, flow.space != "response"));
-            check(name, flow, measured, mine, reverse.map_or(&[], |r| r));
-            round_trips += measured.rtt_ns.as_ref().map_or(0, |r| r.spread.count);
+            check(name, flow, mine, reverse.map_or(&[], |r| r));
+            round_trips += flow.facts.rtt_ns.as_ref().map_or(0, |r| r.spread.count);
         }
     }
     println!("{round_trips} round trips agree with tshark's times");
@@ -207,12 +202,7 @@ fn bytes_sent_again_are_those_of_repeated_psns() {
     for name in ["rxe-write-loss1-pre", "rxe-send-loss1-pre"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/captures/{name}.pcap"));
         let report = inspect::report(&path).expect("report");
-        let again: u64 = report
-            .flows
-            .iter()
-            .filter_map(|f| f.facts.measured.as_ref())
-            .map(|measured| measured.retransmitted_bytes)
-            .sum();
+        let again: u64 = report.flows.iter().map(|f| f.facts.retransmitted_bytes).sum();
         assert_eq!(again, report.counters.duplicates * 256, "{name}");
     }
 }

@@ -107,6 +107,51 @@ fn times_choose_what_is_read() {
     assert_eq!(of(Some(seconds.clone()), Some(seconds)), 0);
 }
 
+/// The drops are known: what is in the file before the switch and not in the one behind it.
+#[test]
+fn two_taps_tell_what_was_lost_between_them() {
+    for (kind, drops, space) in [("write", 30, "request"), ("send", 23, "request"), ("read", 11, "response")] {
+        let [pre, post] = ["pre", "post"].map(|side| capture(&format!("rxe-{kind}-loss1-{side}.pcap")));
+        // The order in which they are given decides only where nothing else does.
+        for files in [[pre.clone(), post.clone()], [post.clone(), pre.clone()]] {
+            let between = InspectArgs { between: true, ..args(&files) };
+            let report = json(between.clone()).remove(0);
+            assert_eq!((&report["lost_between"], &report["told_between"]), (&drops.into(), &drops.into()), "{kind}");
+            let flows = report["flows"].as_array().expect("flows");
+            assert_eq!(flows.len(), 2, "{kind}");
+            for flow in flows {
+                let lost = if flow["space"] == space { drops } else { 0 };
+                assert_eq!((&flow["lost_between"], &flow["same_span"]), (&lost.into(), &true.into()), "{kind}: {flow}");
+                let e = &flow["episodes"];
+                assert_eq!((&e["before_both"], &e["unknown"]), (&0.into(), &0.into()), "{kind}: {flow}");
+                // Lost READ answers are asked for again: that is an episode of the requests too, of which none was lost.
+                if lost > 0 {
+                    assert!(e["between"].as_u64() > Some(0), "{kind}: {flow}");
+                    assert_eq!(flow["first"], pre.display().to_string(), "{kind}");
+                }
+            }
+            let text = output(&between);
+            assert!(text.contains(&format!("lost between the two taps: {drops} packets; {drops} by")), "{text}");
+        }
+    }
+    let wrong = InspectArgs { between: true, ..args(&[capture("rxe-write-rc.pcap")]) };
+    let error = inspect::run(&wrong, &mut Vec::new()).expect_err("one file");
+    assert!(error.to_string().contains("two files"), "{error}");
+}
+
+#[test]
+fn findings_of_flows_that_were_not_asked_for_are_left_out() {
+    let found = |pattern: &str| {
+        let flows = vec![pattern.parse().expect("a pattern")];
+        let report = json(InspectArgs { flows, ..args(&[capture("rxe-write-loss1-post.pcap")]) }).remove(0);
+        let all = report["findings"].as_array().expect("findings").clone();
+        all.iter().map(|f| f["code"].as_str().expect("code").to_owned()).collect::<Vec<_>>()
+    };
+    assert!(found("space=request").contains(&"loss-before-tap".to_owned()));
+    assert!(!found("space=response").contains(&"loss-before-tap".to_owned()));
+    assert_eq!(found("src=10.99.0.1"), Vec::<String>::new());
+}
+
 #[test]
 fn joined_files_are_one_capture() {
     let dir = tempfile::tempdir().expect("directory");

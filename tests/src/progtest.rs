@@ -1,7 +1,10 @@
 //! The BPF programs run by hand: packets in, verdict, packets, maps and events out (`BPF_PROG_TEST_RUN`).
 
-use anyhow::{Context as _, Result};
-use aya::programs::{TestRun as _, TestRunOptions};
+use anyhow::{Context as _, Result, anyhow};
+use aya::{
+    maps::{MapData, RingBuf},
+    programs::{TestRun as _, TestRunOptions},
+};
 use roce_common::abi::{Config, Counter, Direction, Flags, MarkPolicy, Pacer, Role};
 use roce_user::dataplane::{Maps, Object};
 
@@ -163,6 +166,15 @@ impl Programs {
             tstamp: long(SKB_TSTAMP),
             nanos: result.duration.as_nanos() as u64,
         })
+    }
+
+    /// Takes a ring buffer.
+    ///
+    /// # Errors
+    /// There is none of that name, or it was taken before.
+    pub fn ring(&mut self, name: &str) -> Result<RingBuf<MapData>> {
+        let map = self.object.ebpf.take_map(name).ok_or_else(|| anyhow!("there is no map {name}"))?;
+        RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))
     }
 
     /// A counter of one direction.

@@ -19,7 +19,8 @@ use roce_tests::{
     progtest::{Programs, config},
     replay,
 };
-use roce_user::{export::Counters, inspect};
+use roce_user::{export::Counters, facts::FactsReport, inspect};
+use serde_json::Value;
 
 /// Interface index of the configuration.
 const IFINDEX: u32 = 1;
@@ -109,6 +110,16 @@ fn pairs(packets: &[Packet]) -> Vec<(PairKey, u32)> {
     evidence.into_iter().filter_map(|(key, e)| Some((key, e.candidate()?.dest_qp().get()))).collect()
 }
 
+/// What the kernel keeps of a flow is what the inspector says of it, who knows more.
+fn facts_are_equal(live: &FactsReport, offline: &FactsReport, name: &str) {
+    let [live, offline] = [live, offline].map(|facts| serde_json::to_value(facts).expect("JSON"));
+    let Value::Object(live) = live else { panic!("{live}") };
+    assert!(live.len() >= 8, "{live:?}");
+    for (fact, value) in live {
+        assert_eq!(value, offline[&fact], "{name}: {fact}");
+    }
+}
+
 #[test]
 fn the_captures_count_the_same_live_and_offline() {
     let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("captures");
@@ -176,6 +187,7 @@ fn the_captures_count_the_same_live_and_offline() {
                 (offline.packets, offline.bytes, offline.first_psn, offline.last_psn),
                 "{name} {key:?}"
             );
+            facts_are_equal(&FactsReport::new(&flow, None), &offline.facts, &name);
             compared += 1;
         }
     }

@@ -3,7 +3,10 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::Tap;
-use crate::units::Addr;
+use crate::{
+    psn::{Fate, Psn, ReadPlace},
+    units::Addr,
+};
 
 /// What an [`Event`] reports; the number stands in [`Event::kind`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -15,7 +18,7 @@ pub enum EventKind {
     FirstSight = 2,
     /// One packet in N, or a packet of a flow that is not paired yet.
     Sample = 3,
-    /// `value` PSNs before `psn` were skipped.
+    /// `value` PSNs before `psn` were skipped; of responses, `refused_qp` says whose answers these are.
     Gap = 4,
     /// A NAK; `value` is its syndrome byte, `fate` and `refused_qp` say what it refuses.
     Nak = 5,
@@ -34,6 +37,9 @@ pub enum EventKind {
     /// The egress program limited a queue pair at the start rate: `dst` and `dest_qp` name the limiter, `value` is its HTB
     /// class, 0 with the EDT pacer.
     Started = 12,
+    /// With a request unanswered, nothing of a connection had passed for `value` µs before this packet. Of a response,
+    /// `refused_qp` is the destination QPN of the flow that it answers, from `dst` to `src`.
+    Silence = 13,
 }
 
 impl EventKind {
@@ -52,6 +58,7 @@ impl EventKind {
             10 => Self::RunEnded,
             11 => Self::Expired,
             12 => Self::Started,
+            13 => Self::Silence,
             _ => return None,
         })
     }
@@ -71,6 +78,7 @@ impl EventKind {
             Self::RunEnded => "run_ended",
             Self::Expired => "expired",
             Self::Started => "started",
+            Self::Silence => "silence",
         }
     }
 }
@@ -104,12 +112,78 @@ pub struct Event {
     /// What the tracker concluded from the packet: the bits of a [`crate::psn::Account`]. An event is of the kind that
     /// comes first in: first sight, discontinuity, gap, run started, run ended, expired; the account has the rest.
     pub account: u64,
-    /// Of a sequence NAK: number of the [`crate::psn::Fate`] of its PSN. Where a run of requests starts: 1 + the highest PSN
-    /// that their responses, NAKs included, had named by then, 0 where these are not known. 0 otherwise.
+    /// Of a sequence NAK: number of the [`Fate`] of its PSN. Where a run of requests starts: the bits of an [`Answered`], 0
+    /// where the responses are not known. 0 otherwise.
     pub fate: u32,
-    /// Of a NAK or RNR NAK: destination QPN of the request flow it refuses, from `dst` to `src`; 0 where not known. Where a
-    /// run of requests starts: µs since the newest of those responses.
+    /// Of a NAK or RNR NAK: destination QPN of the request flow it refuses, from `dst` to `src`; 0 where not known. Of a gap in
+    /// responses: that of the flow they answer. Where a run of requests starts: µs since the newest response.
     pub refused_qp: u32,
+}
+
+/// What the responses to a request flow had told when a run of it starts, in 32 bits; none of them is 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Answered(u32);
+
+/// 24 bits of a PSN, 2 each of a fate and a place.
+const FATE: u32 = 24;
+const PLACE: u32 = 26;
+const KNOWN: u32 = 1 << 31;
+
+impl Answered {
+    /// The highest PSN that they, NAKs included, had named. Where the run starts with a READ: what had become of the answer to
+    /// its PSN, and what was known of that PSN as the start of a READ.
+    #[inline(always)]
+    pub const fn new(highest: Psn, fate: Fate, place: ReadPlace) -> Self {
+        Self(KNOWN | highest.get() | (fate as u32) << FATE | (place as u32) << PLACE)
+    }
+
+    /// As it stands in [`Event::fate`].
+    #[inline(always)]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// From [`Event::fate`]; `None` where the responses are not known.
+    pub const fn from_bits(bits: u32) -> Option<Self> {
+        if bits & KNOWN == 0 { None } else { Some(Self(bits)) }
+    }
+
+    /// The highest PSN named.
+    pub const fn highest(self) -> Psn {
+        Psn::new(self.0 & 0xff_ffff)
+    }
+
+    /// What had become of the answer to the PSN that a READ asks for again.
+    pub const fn fate(self) -> Fate {
+        match Fate::from_number(self.0 >> FATE & 3) {
+            Some(fate) => fate,
+            None => Fate::Unknown,
+        }
+    }
+
+    /// What was known of that PSN.
+    pub const fn place(self) -> ReadPlace {
+        ReadPlace::from_number(self.0 >> PLACE & 3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_into_the_bits_comes_out() {
+        for psn in [0, 7, 0xff_ffff] {
+            for fate in [Fate::Unknown, Fate::Told, Fate::Passed, Fate::Skipped] {
+                for place in [ReadPlace::Unknown, ReadPlace::Start, ReadPlace::Inside] {
+                    let answered =
+                        Answered::from_bits(Answered::new(Psn::new(psn), fate, place).bits()).expect("known");
+                    assert_eq!((answered.highest().get(), answered.fate(), answered.place()), (psn, fate, place));
+                }
+            }
+        }
+        assert_eq!(Answered::from_bits(0), None);
+    }
 }
 
 const _: () = {

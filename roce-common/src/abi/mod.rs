@@ -11,7 +11,7 @@ mod keys;
 pub use capture::{CAPTURE_RING_BYTES, CAPTURE_RING_UNUSED, CaptureHead, MAX_CAPTURE_BYTES};
 pub use config::{Config, Flags, IngressMode, MarkPolicy, Pacer, Role};
 pub use counters::{Counter, Counters};
-pub use event::{Event, EventKind};
+pub use event::{Answered, Event, EventKind};
 pub use keys::{
     CnpJob, CpClass, CpStats, Direction, EventBudget, FlowKey, PaceCell, PairKey, PairValue, PeerQp, RateValue, Space,
     Tap, VirtualQueue,
@@ -24,6 +24,8 @@ pub const ABI_VERSION: u32 = 2;
 
 /// Most flows a [`FlowKey`] map holds; further ones are counted as refused.
 pub const MAX_FLOWS: u32 = 131_072;
+/// Most flows whose round trips are kept, about 1 kB each; those of further ones are not measured.
+pub const MAX_ROUND_TRIPS: u32 = 32_768;
 /// Most limited queue pairs.
 pub const MAX_RATES: u32 = 131_072;
 /// Most entries of PAIRS: two for each pair of queue pairs.

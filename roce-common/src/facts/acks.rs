@@ -1,5 +1,7 @@
 //! What the ACKs of a flow say besides which PSN they cover.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use super::Spread;
 use crate::{
     psn::Psn,
@@ -7,7 +9,8 @@ use crate::{
 };
 
 /// What the AETHs of a response flow show.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct Acks {
     /// PSNs that each ACK covers and no ACK before it did. READ responses in between are among them.
     pub coalesced: Spread,
@@ -16,12 +19,14 @@ pub struct Acks {
     /// AETHs without credit information, which is all that soft-RoCE sends.
     pub without_credits: u64,
     /// The highest PSN covered, once there was an ACK.
-    highest: Option<Psn>,
+    highest: u32,
+    /// 1 once there was an ACK.
+    started: u32,
 }
 
 impl Acks {
     /// Takes the next response of the flow.
-    #[inline]
+    #[inline(always)]
     pub fn packet(&mut self, p: &Packet) {
         let Some(Syndrome::Ack(code)) = p.aeth.map(crate::wire::Aeth::syndrome) else { return };
         match credits(code) {
@@ -32,14 +37,15 @@ impl Acks {
             return;
         }
         let psn = p.bth.psn;
-        match self.highest {
-            Some(highest) if psn.diff(highest) <= 0 => {}
-            Some(highest) => {
-                self.coalesced.add(psn.diff(highest) as u64);
-                self.highest = Some(psn);
+        if self.started != 0 {
+            let covered = psn.diff(Psn::new(self.highest));
+            if covered <= 0 {
+                return;
             }
-            None => self.highest = Some(psn),
+            self.coalesced.add(covered as u64);
         }
+        self.started = 1;
+        self.highest = psn.get();
     }
 }
 

@@ -1,9 +1,11 @@
 //! Messages and their sizes.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use super::Spread;
 use crate::{
-    psn::Outcome,
-    wire::{Packet, Position},
+    psn::{Account, Outcome},
+    wire::{Opcode, Packet, Position},
 };
 
 /// Buckets of sizes: empty messages, then one for each power of two up to 2^31 bytes.
@@ -11,15 +13,22 @@ pub const SIZE_BUCKETS: usize = 33;
 
 /// Messages of a flow. A size is known where it is announced (WRITE, READ) or all packets of the message passed in order;
 /// atomics have none.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+///
+/// A packet in the middle of a message, in its place, changes nothing here: the length of a SEND is that of its FIRST packet
+/// times the PSNs to its LAST one. So the BPF side need not look at most packets of a long message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct Messages {
     sizes: Spread,
     buckets: [u32; SIZE_BUCKETS],
-    /// Payload of the message in the making; meaningless unless `whole`.
-    so_far: u64,
+    /// PSN and payload of the FIRST packet of the message in the making; meaningless unless `WHOLE`.
+    first_psn: u32,
+    unit: u32,
     /// Its length as announced by the RETH of its FIRST packet.
     announced: u32,
     state: u32,
+    /// Always 0.
+    reserved: u32,
 }
 
 /// All packets of the message in the making have passed.
@@ -29,22 +38,38 @@ const ANNOUNCED: u32 = 2;
 
 impl Default for Messages {
     fn default() -> Self {
-        Self { sizes: Spread::default(), buckets: [0; SIZE_BUCKETS], so_far: 0, announced: 0, state: 0 }
+        Self {
+            sizes: Spread::default(),
+            buckets: [0; SIZE_BUCKETS],
+            first_psn: 0,
+            unit: 0,
+            announced: 0,
+            state: 0,
+            reserved: 0,
+        }
     }
 }
 
 impl Messages {
+    /// Whether [`Messages::packet`] has nothing to do with such a packet.
+    #[inline(always)]
+    pub const fn skips(opcode: Opcode, account: Account) -> bool {
+        const MIDDLE: u32 = 1 << 0x01 | 1 << 0x07 | 1 << 0x0e;
+        account.is_plain() && MIDDLE >> (opcode.get() & 0x1f) & 1 != 0
+    }
+
     /// Takes the next packet of the flow and what the tracker said of it.
-    #[inline]
+    #[inline(always)]
     pub fn packet(&mut self, p: &Packet, outcome: Outcome) {
         if matches!(outcome, Outcome::Duplicate | Outcome::Far) {
             return;
         }
         let opcode = p.bth.opcode;
-        let payload = u64::from(p.payload_len);
+        let payload = u32::from(p.payload_len);
         match opcode.position() {
             Position::First => {
-                self.so_far = payload;
+                self.first_psn = p.bth.psn.get();
+                self.unit = payload;
                 self.state = WHOLE;
                 if let Some(reth) = p.reth {
                     self.announced = reth.dma_len;
@@ -54,35 +79,41 @@ impl Messages {
             Position::Only => {
                 self.state = 0;
                 if opcode.may_carry_payload() || opcode.is_read_request() {
-                    self.record(p.reth.map_or(payload, |reth| u64::from(reth.dma_len)));
+                    self.record(p.reth.map_or(payload, |reth| reth.dma_len));
                 }
             }
-            Position::Middle | Position::Last => {
-                if outcome != Outcome::InOrder {
-                    self.state &= ANNOUNCED;
+            Position::Middle => self.go_on(outcome),
+            Position::Last => {
+                self.go_on(outcome);
+                if self.state & ANNOUNCED != 0 {
+                    self.record(self.announced);
+                } else if self.state & WHOLE != 0 {
+                    let before = p.bth.psn.get().wrapping_sub(self.first_psn) & 0xff_ffff;
+                    self.record(before.saturating_mul(self.unit).saturating_add(payload));
                 }
-                self.so_far += payload;
-                if opcode.position() == Position::Last {
-                    if self.state & ANNOUNCED != 0 {
-                        self.record(u64::from(self.announced));
-                    } else if self.state & WHOLE != 0 {
-                        self.record(self.so_far);
-                    }
-                    self.state = 0;
-                }
+                self.state = 0;
             }
         }
     }
 
-    #[inline]
-    fn record(&mut self, size: u64) {
-        self.sizes.add(size);
+    #[inline(always)]
+    fn go_on(&mut self, outcome: Outcome) {
+        if !matches!(outcome, Outcome::InOrder) {
+            self.state &= ANNOUNCED;
+        }
+    }
+
+    #[inline(always)]
+    fn record(&mut self, size: u32) {
+        self.sizes.add(u64::from(size));
         let bucket = match size {
             0 => 0,
             _ => size.ilog2() as usize + 1,
         };
-        let bucket = &mut self.buckets[if bucket < SIZE_BUCKETS { bucket } else { SIZE_BUCKETS - 1 }];
-        *bucket = bucket.saturating_add(1);
+        // Hidden from the compiler, which knows the bound from the logarithm and the verifier does not.
+        if let Some(bucket) = self.buckets.get_mut(core::hint::black_box(bucket)) {
+            *bucket = bucket.saturating_add(1);
+        }
     }
 
     /// Sizes in bytes of the messages whose size is known.
@@ -111,9 +142,9 @@ mod tests {
         wire::{Bth, Opcode, Reth},
     };
 
-    fn packet(opcode: Opcode, payload_len: u16, dma_len: Option<u32>) -> Packet {
+    fn packet(opcode: Opcode, psn: u32, payload_len: u16, dma_len: Option<u32>) -> Packet {
         Packet {
-            bth: Bth::new(opcode, Qpn::new(17), Psn::new(0)),
+            bth: Bth::new(opcode, Qpn::new(17), Psn::new(psn)),
             payload_len,
             reth: dma_len.map(|dma_len| Reth { va: 0, rkey: 0, dma_len }),
             ..Packet::EMPTY
@@ -122,8 +153,10 @@ mod tests {
 
     fn sizes(packets: &[(Opcode, u16, Option<u32>, Outcome)]) -> Vec<(u64, u32)> {
         let mut m = Messages::default();
+        let mut psn = 0xff_fffe;
         for &(opcode, payload, announced, outcome) in packets {
-            m.packet(&packet(opcode, payload, announced), outcome);
+            psn += u32::from(outcome != Duplicate);
+            m.packet(&packet(opcode, psn, payload, announced), outcome);
         }
         assert_eq!(m.sizes().count(), m.by_size().map(|(_, n)| u64::from(n)).sum::<u64>());
         m.by_size().collect()

@@ -1,9 +1,12 @@
 //! Bytes that were sent again.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use crate::psn::{Account, Outcome};
 
 /// Payload of retransmissions: bandwidth that carried nothing new to this tap, or only because something was lost before.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct Repeats {
     /// Payload bytes of the packets that the tracker counts as retransmitted.
     pub bytes: u64,
@@ -13,7 +16,7 @@ pub struct Repeats {
 
 impl Repeats {
     /// Takes the next packet's payload length and what the tracker said of the packet.
-    #[inline]
+    #[inline(always)]
     pub fn packet(&mut self, payload_len: u16, account: Account) {
         let behind = matches!(account.outcome(), Outcome::Filled(_) | Outcome::Duplicate);
         if !behind && !account.is_notable() {
@@ -37,6 +40,7 @@ impl Repeats {
     }
 
     /// Closes the run that is going on: `account` is what [`Tracker::finish`](crate::psn::Tracker::finish) said.
+    #[inline(always)]
     pub const fn end(&mut self, account: Account) {
         if let Some(run) = account.ended() {
             if run.is_retransmission() {

@@ -1,7 +1,10 @@
 //! Least, mean and greatest of a quantity.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 /// What is kept of many values of one quantity. The default holds none.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct Spread {
     count: u64,
     sum: u64,
@@ -11,7 +14,7 @@ pub struct Spread {
 
 impl Spread {
     /// Adds a value. Sums saturate.
-    #[inline]
+    #[inline(always)]
     pub const fn add(&mut self, value: u64) {
         if self.count == 0 || value < self.min {
             self.min = value;

@@ -150,6 +150,12 @@ impl Account {
         !REPEATS >> (self.0 & OUTCOME_MASK) & 1
     }
 
+    /// Whether the packet was the next one, and nothing else is to be said.
+    #[inline(always)]
+    pub const fn is_plain(self) -> bool {
+        self.0 == 1
+    }
+
     /// Holes that fell out of the window with this packet: lost for good, as far as this tap knows.
     #[inline(always)]
     pub const fn expired(self) -> u32 {
@@ -251,6 +257,8 @@ mod tests {
             assert_eq!(a.outcome(), outcome);
             assert_eq!(a.is_new() == 0, matches!(outcome, O::Duplicate | O::Far), "{outcome:?}");
             assert!(!a.is_notable(), "{outcome:?}");
+            assert_eq!(Account::of(outcome).is_plain(), outcome == O::InOrder);
+            assert!(!a.is_plain());
         }
         for a in [Account::of(O::Gap(1)), Account::of(O::Discontinuity), Account::expiring(1), Account::starting()] {
             assert!(a.is_notable(), "{a:?}");

@@ -3,10 +3,11 @@
 //! An [`Explainer`] stands beside a [`Tracker`](super::Tracker). The tracker counts by the order of packets alone; the
 //! explainer takes its accounts and adds what needs a clock or the other direction. Nothing it finds changes a counter.
 //! Offline it hears every packet; live it hears the events of the BPF programs, which are the notable accounts and the
-//! NAKs, and misses what makes no event: ACKs, and which READs were asked.
+//! NAKs and what the kernel found of the answers where a repeat begins; it misses ACKs in between.
 
 use super::{
-    Account, AckTimeout, Cause, Episode, Evidence, Fate, Known, Location, Nak, Outcome, Psn, Rnr, Run, Seen, WINDOW,
+    Account, AckTimeout, Cause, Episode, Evidence, Fate, Known, Location, Nak, Outcome, Psn, ReadPlace, Rnr, Run, Seen,
+    WINDOW,
     gaps::{Gap, Gaps},
 };
 use crate::{
@@ -25,8 +26,6 @@ pub const NAK_ANSWERED_WITHIN: Nanos = Nanos::from_millis(10);
 pub const UC_REORDER_TIME: Nanos = Nanos::from_millis(10);
 /// Late batches that are remembered, to tell NAKs of reordering from NAKs of loss.
 const LATE: usize = 4;
-/// READ requests whose start is remembered.
-const READS: usize = 16;
 
 /// A packet, as far as the explainer wants to know it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +34,8 @@ pub struct Passing {
     pub psn: Psn,
     /// Its opcode.
     pub opcode: Opcode,
+    /// Of a READ request: what [`Reads`](super::Reads) knew of its PSN before it.
+    pub read: ReadPlace,
     /// For how long no packet of the flow had passed before it.
     pub silence: Nanos,
     /// When it passed.
@@ -70,8 +71,6 @@ pub struct Explainer {
     heard: Option<Nanos>,
     answer_gap: Option<Seen>,
     timeout: Option<AckTimeout>,
-    reads: [Option<Psn>; READS],
-    reads_at: u32,
     service: Option<Service>,
 }
 
@@ -79,10 +78,6 @@ impl Explainer {
     /// Takes what the tracker said of a packet, and tells the episodes that it ends.
     #[inline]
     pub fn packet(&mut self, account: Account, p: &Passing, mut tell: impl FnMut(Episode)) {
-        if p.opcode.is_read_request() && matches!(account.outcome(), Outcome::InOrder | Outcome::First) {
-            self.reads[self.reads_at as usize % READS] = Some(p.psn);
-            self.reads_at = self.reads_at.wrapping_add(1);
-        }
         if account.is_notable() {
             self.notable(account, p, &mut tell);
         }
@@ -148,10 +143,10 @@ impl Explainer {
 
     /// A READ is about to ask for `psn` again, the answer to which had this fate at the tap. One that starts inside an
     /// earlier READ names the answer that the requester misses, whatever gaps there were; a whole READ may miss any.
-    pub fn answer_fate(&mut self, psn: Psn, fate: Fate, at: Nanos) {
+    pub fn answer_fate(&mut self, psn: Psn, place: ReadPlace, fate: Fate, at: Nanos) {
         match fate {
             Fate::Skipped if self.answer_gap.is_none_or(|gap| gap.psn != psn) => self.answer_gap(psn, at),
-            Fate::Passed if !self.reads.contains(&Some(psn)) => self.answer_gap = None,
+            Fate::Passed if place != ReadPlace::Start => self.answer_gap = None,
             _ => {}
         }
     }
@@ -178,7 +173,8 @@ impl Explainer {
     /// Nothing more will come; `account` is what [`Tracker::finish`](super::Tracker::finish) said.
     pub fn finish(&mut self, account: Account, at: Nanos, mut tell: impl FnMut(Episode)) {
         if let (Some(run), Some(open)) = (account.ended(), self.run) {
-            let last = Passing { psn: open.first, opcode: open.opcode, silence: Nanos(0), at };
+            let (psn, opcode) = (open.first, open.opcode);
+            let last = Passing { psn, opcode, read: ReadPlace::Unknown, silence: Nanos(0), at };
             self.end_run(&run, account, &last, &mut tell);
         }
         self.unanswered_nak(at, &mut tell);
@@ -213,7 +209,6 @@ impl Explainer {
     fn open_run(&self, p: &Passing) -> OpenRun {
         let covers = |seen: &Seen| (0..=WINDOW as i32).contains(&seen.psn.diff(p.psn));
         let in_run = |seen: &Seen| (0..WINDOW as i32).contains(&seen.psn.diff(p.psn));
-        let known_reads = || self.reads.iter().flatten().map(|start| p.psn.diff(*start));
         let evidence = Evidence {
             nak: self.nak.filter(|nak| in_run(&nak.seen)),
             rnr: self.rnr.filter(|rnr| rnr.seen.psn == p.psn),
@@ -221,7 +216,7 @@ impl Explainer {
             silence: self.silence(p),
             answered: self.answered.filter(covers),
             answer_gap: self.answer_gap.filter(in_run),
-            partial_read: p.opcode.is_read_request() && known_reads().any(|d| d > 0) && known_reads().all(|d| d != 0),
+            partial_read: p.opcode.is_read_request() && p.read == ReadPlace::Inside,
             ..self.evidence()
         };
         OpenRun { first: p.psn, opcode: p.opcode, evidence }

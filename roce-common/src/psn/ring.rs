@@ -112,3 +112,11 @@ fn below(n: i64) -> u64 {
 }
 
 const _: () = assert!(size_of::<Ring>() == 256 && WINDOW.is_power_of_two() && (1 << 24) % WINDOW == 0);
+
+/// 1 if the two are equal, else 0, without a branch: the verifier would follow both ways of every comparison in a loop.
+#[inline(always)]
+pub(super) fn equal(a: u32, b: u32) -> u32 {
+    // Hidden from the optimiser, which would make a branch of it again.
+    let difference = core::hint::black_box(u64::from(a ^ b));
+    (difference.wrapping_sub(1) >> 63) as u32
+}

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{
     Account, Fate, Observed, Outcome, Psn,
-    ring::{Mark, Ring},
+    ring::{Mark, Ring, equal},
 };
 use crate::wire::Packet;
 
@@ -468,12 +468,4 @@ impl Tracker {
     pub fn open(&self) -> u64 {
         u64::from(self.ring.holes())
     }
-}
-
-/// 1 if the two are equal, else 0, without a branch: the verifier would follow both ways of every comparison in a loop.
-#[inline(always)]
-fn equal(a: u32, b: u32) -> u32 {
-    // Hidden from the optimiser, which would make a branch of it again.
-    let difference = core::hint::black_box(u64::from(a ^ b));
-    (difference.wrapping_sub(1) >> 63) as u32
 }

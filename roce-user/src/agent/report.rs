@@ -9,9 +9,9 @@ use std::{
 
 use anyhow::Result;
 use roce_common::{
-    abi::{Counter, Counters, Direction, FlowKey, PeerQp, Space},
+    abi::{Counter, Counters, Direction, FlowKey, PairKey, PairValue, PeerQp, Space},
     flow::Flow,
-    units::{Addr, Nanos, Rate},
+    units::{Addr, Nanos, Qpn, Rate},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -19,8 +19,9 @@ use serde_json::{Value, json};
 use super::{Agent, Progress, Reactions, congestion_lines, monotonic, run::limit};
 use crate::{
     dataplane::Maps,
-    events::{EventLine, Record, Wall, direction_name},
+    events::{EventLine, Record, Wall, tap_name},
     export::{FlowReport, SCHEMA},
+    facts::RttReport,
     tui,
 };
 
@@ -53,8 +54,14 @@ pub fn flow_lines(
     mut rate: impl FnMut(&FlowKey, &Flow) -> Option<u64>,
 ) -> (Vec<FlowLine>, usize) {
     // CNPs name the queue pair that sends: its request flow is the one to the queue pair it is connected to.
+    let pairs: HashMap<PairKey, PairValue> = maps.pairs().into_iter().collect();
     let cnps: HashMap<(Addr, Addr, u32), u64> =
-        maps.pairs().into_iter().map(|(k, v)| ((k.dst, k.src, v.sender_qpn), v.cnp_rx)).collect();
+        pairs.iter().map(|(k, v)| ((k.dst, k.src, v.sender_qpn), v.cnp_rx)).collect();
+    let round_trips = |key: &FlowKey| {
+        let requester = Qpn::new(pairs.get(&PairKey::new(key.src, key.dst, key.dest_qp()))?.sender_qpn);
+        let answers = |tap| maps.round_trips(&FlowKey::new(tap, key.dst, key.src, requester, Space::Response));
+        answers(key.tap.opposite()).or_else(|| answers(key.tap))
+    };
     let mut order: Vec<&(FlowKey, Flow)> = flows.iter().filter(|(_, f)| f.packets != 0).collect();
     let total = order.len();
     let rank = |entry: &&(FlowKey, Flow)| (std::cmp::Reverse(entry.1.packets), entry.0);
@@ -70,9 +77,12 @@ pub fn flow_lines(
             if key.space() == Space::Request {
                 flow.cnp = cnps.get(&(key.src, key.dst, key.dest_qp().get())).copied().unwrap_or(0);
             }
-            let tap = format!("{name}/{}", direction_name(key.tap.direction()));
+            let mut report = FlowReport::new(key, &flow, tap_name(name, key.tap));
+            if key.space() == Space::Request {
+                report.facts.rtt_ns = round_trips(key).and_then(|times| RttReport::of(&times));
+            }
             FlowLine {
-                flow: FlowReport::new(key, &flow, tap),
+                flow: report,
                 rate_bps: rate(key, &flow),
                 limit_bps: (key.tap.direction() == Direction::Egress)
                     .then(|| limit(maps, PeerQp::new(key.dst, key.dest_qp())))

@@ -1,24 +1,23 @@
 //! What the events of the BPF programs amount to: episodes with cause and place, by the explainer that the inspector
 //! uses too, and what they mean. Knows neither sockets nor maps.
 //!
-//! Live there is less to go by than in a capture: the starts of READs and gaps in their answers make no event that names the
-//! READs' flow, and how far a flow is answered is known where a run starts. Causes that rest on more are told as the nearest
-//! that does not.
+//! Live there is a little less to go by than in a capture: how far a flow is answered is known where a run starts, and
+//! silences are measured by a clock that goes in steps.
 
 use std::collections::HashMap;
 
 use roce_common::{
-    abi::{Event, EventKind, FlowKey, Space, Tap},
-    facts::Recovery,
+    abi::{Answered, Event, EventKind, FlowKey, Space, Tap},
+    facts::{Recovery, Spread},
     flow::Flow,
-    psn::{Account, Episode, Explainer, Fate, Outcome, Passing, Psn, Tally},
+    psn::{Account, Episode, Explainer, Fate, Outcome, Passing, Psn, ReadPlace, Tally},
     units::{Nanos, Qpn},
     wire::{Aeth, Kind, Opcode, Syndrome},
 };
 
 use crate::{
     export::story::{FlowStory, StoryReport},
-    findings::{Code, Evidence, Findings, episodes},
+    findings::{Code, Evidence, Findings, episodes, rules},
 };
 
 /// Most flows with a story, each about 1 kB. Flows to which nothing happens have none.
@@ -30,6 +29,8 @@ struct Told {
     explainer: Explainer,
     tally: Tally,
     recovery: Recovery,
+    /// Silences while something was unanswered, in nanoseconds.
+    silences: Spread,
     /// UDP source port of its newest event; 0 before the first.
     port: u16,
     /// The PSN that the newest NAK refused, which is not answered.
@@ -55,6 +56,10 @@ impl Story {
         let space = if opcode.kind() == Kind::Response { Space::Response } else { Space::Request };
         let key = FlowKey::new(event.tap, event.src, event.dst, Qpn::new(event.dest_qp), space);
         let (psn, at) = (Psn::new(event.psn), Nanos(event.time_ns));
+        if kind == EventKind::Silence {
+            self.silence(event, key, Nanos::from_micros(event.value.into()));
+            return;
+        }
         let account = Account::from_bits(event.account);
         if account.is_notable() {
             let known_port = self.flows.get(&key).map_or(0, |told| told.port);
@@ -68,22 +73,36 @@ impl Story {
                 EventKind::RunStarted => Nanos::from_micros(event.value.into()),
                 _ => Nanos(0),
             };
-            let passing = Passing { psn, opcode, silence, at };
+            let answered = match (kind, space) {
+                (EventKind::RunStarted, Space::Request) => Answered::from_bits(event.fate),
+                _ => None,
+            };
+            let read = answered.map_or(ReadPlace::Unknown, Answered::place);
+            let passing = Passing { psn, opcode, read, silence, at };
             self.with(
                 key,
                 |told, tell| {
                     told.port = event.src_port;
-                    if kind == EventKind::RunStarted && space == Space::Request && event.fate != 0 {
-                        let highest = Psn::new(event.fate - 1);
+                    if let Some(answered) = answered {
+                        let highest = answered.highest();
                         let refused = told.refused == Some(highest);
-                        let answered = if refused { highest.sub(1) } else { highest };
-                        told.explainer
-                            .answer(answered, Nanos(at.0.saturating_sub(u64::from(event.refused_qp) * 1_000)));
+                        let last = if refused { highest.sub(1) } else { highest };
+                        let ago = u64::from(event.refused_qp) * 1_000;
+                        told.explainer.answer(last, Nanos(at.0.saturating_sub(ago)));
+                        if opcode.is_read_request() {
+                            told.explainer.answer_fate(psn, read, answered.fate(), at);
+                        }
                     }
                     told.explainer.packet(account, &passing, tell);
                 },
                 &mut tell,
             );
+        }
+        if let (EventKind::Gap, Space::Response, Outcome::Gap(skipped)) = (kind, space, account.outcome())
+            && event.refused_qp != 0
+        {
+            let asked = self.refused(event);
+            self.with(asked, |told, _| told.explainer.answer_gap(psn.sub(skipped), at), &mut tell);
         }
         if matches!(kind, EventKind::Nak | EventKind::RnrNak) && event.refused_qp != 0 {
             let refused = self.refused(event);
@@ -104,7 +123,17 @@ impl Story {
         }
     }
 
-    /// The flow that a NAK refuses. It passes the interface's other direction, or the same one on a mirror port.
+    /// A packet of the flow `key` ended a silence of the requests that it belongs to or answers.
+    fn silence(&mut self, event: &Event, key: FlowKey, silence: Nanos) {
+        let requests = if key.space() == Space::Request { key } else { self.refused(event) };
+        self.with(requests, |told, _| told.silences.add(silence.0), &mut |_, _| {});
+        if silence >= rules::STALL {
+            let (time, psn) = (Nanos(event.time_ns), Some(Psn::new(event.psn)));
+            self.findings.note(Code::Stall, key, Evidence { frame: None, time, psn, what: "end of the silence" });
+        }
+    }
+
+    /// The flow that a NAK refuses, or another response answers. It passes the interface's other direction, or the same one on a mirror port.
     fn refused(&self, nak: &Event) -> FlowKey {
         let of = |tap: Tap| FlowKey::new(tap, nak.dst, nak.src, Qpn::new(nak.refused_qp), Space::Request);
         let (across, here) = (of(nak.tap.opposite()), of(nak.tap));
@@ -149,10 +178,12 @@ impl Story {
 
     /// What happened so far, for other processes.
     pub(super) fn report(&self, tap_name: impl Fn(Tap) -> String) -> StoryReport {
-        let flows = self.flows.iter().filter(|(_, told)| told.tally != Tally::default());
+        let flows = self.flows.iter().filter(|(_, told)| told.tally != Tally::default() || told.silences.count() != 0);
         StoryReport {
             flows: flows
-                .map(|(key, told)| FlowStory::new(key, &told.tally, &told.recovery, tap_name(key.tap)))
+                .map(|(key, told)| {
+                    FlowStory::new(key, (&told.tally, &told.recovery, &told.silences), tap_name(key.tap))
+                })
                 .collect(),
             findings: self.findings.report(tap_name),
         }
@@ -280,13 +311,16 @@ mod tests {
 
     #[test]
     fn a_timeout_after_an_answer_that_passed_is_needless() {
-        for (answered, code) in [(20, "spurious-retransmit"), (10, "timeout-retransmit"), (0, "timeout-retransmit")] {
+        for (answered, code) in
+            [(Some(19), "spurious-retransmit"), (Some(9), "timeout-retransmit"), (None, "timeout-retransmit")]
+        {
             let mut d = Dialogue::new();
             d.send(0..20, 1);
-            d.answered = answered;
+            let told = |psn| Answered::new(Psn::new(psn), Fate::Unknown, ReadPlace::Unknown).bits();
+            d.answered = answered.map_or(0, told);
             d.send(10..30, 67_000);
             let found = d.story.report(|_| String::new()).findings;
-            assert!(found.iter().any(|f| f.code == code), "{answered}: {found:?}");
+            assert!(found.iter().any(|f| f.code == code), "{answered:?}: {found:?}");
         }
     }
 

@@ -15,7 +15,8 @@ use crate::{
     control::Stats,
     dataplane::{self, DEFAULT_BPFFS, Maps, Pins},
     events,
-    export::SCHEMA,
+    export::{FlowReport, SCHEMA},
+    facts::detail,
     netlink::{LinkInfo, Netlink, require_link},
     tui,
 };
@@ -30,6 +31,9 @@ pub(super) struct FlowsArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Also print the facts of each flow: messages, round trips, ACKs, recovery, waits
+    #[arg(long, conflicts_with_all = ["json", "findings"])]
+    detail: bool,
     /// Show what was found instead of the flows, and end with exit code 1 where a finding is a warning or worse
     #[arg(long)]
     findings: bool,
@@ -38,13 +42,17 @@ pub(super) struct FlowsArgs {
     bpffs: PathBuf,
 }
 
+/// Flows and paths with details; `--json` has all.
+const MOST_DETAILED: usize = 64;
+
 const EXAMPLES: &str = "\
 Counters come from the pinned maps. Why packets were repeated and where they were lost is told by the agent (`roce run`), since it
-started; without one the counters remain. What needs every packet, such as round trips, only `roce inspect` has.
+started; without one the counters remain.
 
 Examples:
   roce flows                       a table of every attached interface
   roce flows --json | jq '.flows[] | select(.lost > 0) | {src, dst, dest_qp, episodes}'
+  roce flows --detail              also sizes, ACKs and how long repair took
   roce flows --findings            what to look at, and what to check
 
 Exit codes: 0 fine, 1 with --findings: a warning or worse was found, 2 nothing is attached, or not permitted.";
@@ -74,6 +82,7 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
     let mut tables = Vec::new();
     let mut attached = 0;
     let mut found = Vec::new();
+    let mut paths = Vec::new();
     for (ifindex, pins) in Pins::all(&args.bpffs)? {
         if only.as_ref().is_some_and(|o| o.index != ifindex) {
             continue;
@@ -89,12 +98,12 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
             story::add(&mut these, told);
         }
         found.extend(story::findings(&name, &all, told));
-        if args.json {
-            lines.extend(these);
-        } else {
+        paths.extend(story::paths(&name, &all));
+        if !args.json {
             let counters = [maps.counters(Direction::Ingress)?, maps.counters(Direction::Egress)?];
             tables.extend(tui::table(&name, "flows", &counters, &Stats::default(), &these, total));
         }
+        lines.extend(these);
     }
     if attached == 0 {
         let place = args.iface.as_ref().map_or_else(|| "in this network namespace".into(), |n| format!("on {n}"));
@@ -102,13 +111,18 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
     }
     let mut out = io::stdout().lock();
     if args.json {
-        let all = json!({"schema": SCHEMA, "kind": "flows", "flows": lines, "findings": found});
+        let all = json!({"schema": SCHEMA, "kind": "flows", "flows": lines, "paths": paths, "findings": found});
         writeln!(out, "{all}")?;
     } else if args.findings {
         story::print(&mut out, &found)?;
     } else {
         for line in tables {
             writeln!(out, "{line}")?;
+        }
+        if args.detail {
+            let flows: Vec<FlowReport> = lines.into_iter().map(|line| line.flow).collect();
+            detail::write(&mut out, &paths, &flows, MOST_DETAILED)?;
+            writeln!(out)?;
         }
         if !found.is_empty() {
             writeln!(out, "{} findings: roce flows --findings", found.len())?;

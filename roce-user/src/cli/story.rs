@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     agent::FlowLine,
     events::tap_name,
+    facts::PathReport,
     findings::{Code, Findings, rules},
 };
 
@@ -28,17 +29,28 @@ pub(super) fn add(lines: &mut [FlowLine], story: &Value) {
         let f = &line.flow;
         let key = (f.tap.clone(), f.src.to_string(), f.dst.to_string(), f.dest_qp.into(), f.space.to_owned());
         if let Some(told) = told.get(&key) {
-            line.flow.facts.told_recovery = Some(told["recovery_ns"].clone());
+            line.flow.facts.silences_ns = serde_json::from_value(told["silences_ns"].clone()).ok().flatten();
+            line.flow.facts.recovery_ns = serde_json::from_value(told["recovery_ns"].clone()).ok();
             line.episodes = Some(told["episodes"].clone());
         }
     }
 }
 
+/// Connected queue pairs and source ports from host to host.
+pub(super) fn paths(iface: &str, flows: &[(FlowKey, Flow)]) -> Vec<PathReport> {
+    PathReport::all(views(flows), |tap| tap_name(iface, tap))
+}
+
+/// The flows as the rules look at them.
+fn views(flows: &[(FlowKey, Flow)]) -> impl Iterator<Item = rules::View<'_>> + Clone {
+    let seen = flows.iter().filter(|(_, flow)| flow.packets != 0);
+    seen.map(|(key, flow)| rules::View { key, flow, partner: None, first: None, ce: None })
+}
+
 /// What is found by the flows' counters and, where an agent tells, by their episodes; the gravest first.
 pub(super) fn findings(iface: &str, flows: &[(FlowKey, Flow)], story: Option<Value>) -> Vec<Value> {
     let mut judged = Findings::default();
-    let views = flows.iter().filter(|(_, flow)| flow.packets != 0);
-    rules::judge(&mut judged, views.map(|(key, flow)| rules::View { key, flow, partner: None, first: None, ce: None }));
+    rules::judge(&mut judged, views(flows));
     let mut found: Vec<Value> = judged
         .report(|tap| tap_name(iface, tap))
         .into_iter()

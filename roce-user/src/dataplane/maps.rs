@@ -10,8 +10,9 @@ use aya::{
 use roce_common::{
     abi::{
         Config, Counter, Counters, CpClass, CpStats, Direction, FlowKey, PaceCell, PairKey, PairValue, PeerQp,
-        RateValue, VirtualQueue,
+        RateValue, Space, VirtualQueue,
     },
+    facts::RoundTrips,
     flow::Flow,
     units::Addr,
 };
@@ -41,6 +42,7 @@ pub struct Maps {
     counters: PerCpuArray<MapData, Abi<Counters>>,
     local: Hash<Addr, u32>,
     flows: Hash<FlowKey, Flow>,
+    round_trips: Hash<FlowKey, RoundTrips>,
     pairs: Hash<PairKey, PairValue>,
     rates: Hash<PeerQp, RateValue>,
     pace: Hash<PeerQp, PaceCell>,
@@ -75,6 +77,7 @@ impl Maps {
             counters: typed("COUNTERS", map("COUNTERS")?)?,
             local: typed("LOCAL", map("LOCAL")?)?,
             flows: typed("FLOWS", map("FLOWS")?)?,
+            round_trips: typed("ROUND_TRIPS", map("ROUND_TRIPS")?)?,
             pairs: typed("PAIRS", map("PAIRS")?)?,
             rates: typed("RATES", map("RATES")?)?,
             pace: typed("PACE", map("PACE")?)?,
@@ -161,7 +164,12 @@ impl Maps {
     /// # Errors
     /// When the map cannot be written.
     pub fn remove_flow(&mut self, key: &FlowKey) -> Result<()> {
-        ignore_missing(self.flows.remove(&Abi(*key))).context("cannot remove a flow")
+        forget(&mut self.flows, &mut self.round_trips, key)
+    }
+
+    /// Round trips of the requests that the flow `key` answers, where any were measured.
+    pub fn round_trips(&self, key: &FlowKey) -> Option<RoundTrips> {
+        self.round_trips.get(&Abi(*key), 0).ok().map(|v| v.0)
     }
 
     /// Tells who sends the packets of `key`. A pair that exists keeps its CNP time and counter.
@@ -301,19 +309,23 @@ impl Maps {
     }
 }
 
-/// The flow map alone, for a thread of its own: a full table takes the better part of a second to walk, and a controller
+/// The flow maps alone, for a thread of its own: a full table takes the better part of a second to walk, and a controller
 /// that walked it would meanwhile serve no CNP.
 pub struct FlowWalker {
     flows: Hash<FlowKey, Flow>,
+    round_trips: Hash<FlowKey, RoundTrips>,
 }
 
 impl FlowWalker {
-    /// Opens the pinned map.
+    /// Opens the pinned maps.
     ///
     /// # Errors
-    /// When the pin is missing or may not be read.
+    /// When a pin is missing or may not be read.
     pub fn open(pins: &Pins) -> Result<Self> {
-        Ok(Self { flows: typed("FLOWS", pinned(pins, "FLOWS")?)? })
+        Ok(Self {
+            flows: typed("FLOWS", pinned(pins, "FLOWS")?)?,
+            round_trips: typed("ROUND_TRIPS", pinned(pins, "ROUND_TRIPS")?)?,
+        })
     }
 
     /// Every flow that `is_live`, the `busiest` busiest first; the others are forgotten.
@@ -324,13 +336,21 @@ impl FlowWalker {
         let (mut live, idle): (Vec<_>, Vec<_>) =
             all_flows(&self.flows).into_iter().partition(|(_, flow)| is_live(flow));
         for (key, _) in idle {
-            ignore_missing(self.flows.remove(&Abi(key))).context("cannot remove a flow")?;
+            forget(&mut self.flows, &mut self.round_trips, &key)?;
         }
         if live.len() > busiest {
             live.select_nth_unstable_by_key(busiest, |(key, flow)| (std::cmp::Reverse(flow.packets), *key));
         }
         Ok(live)
     }
+}
+
+fn forget(flows: &mut Hash<FlowKey, Flow>, times: &mut Hash<FlowKey, RoundTrips>, key: &FlowKey) -> Result<()> {
+    ignore_missing(flows.remove(&Abi(*key))).context("cannot remove a flow")?;
+    if key.space() == Space::Response {
+        ignore_missing(times.remove(&Abi(*key))).context("cannot remove the round trips of a flow")?;
+    }
+    Ok(())
 }
 
 fn all_flows(map: &Hash<FlowKey, Flow>) -> Vec<(FlowKey, Flow)> {

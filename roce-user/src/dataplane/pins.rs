@@ -15,12 +15,13 @@ use super::instance::netns_inode;
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 
 /// Names of the pinned maps.
-pub(super) const MAPS: [&str; 13] = [
+pub(super) const MAPS: [&str; 14] = [
     "CONFIG",
     "HEARTBEAT",
     "COUNTERS",
     "LOCAL",
     "FLOWS",
+    "ROUND_TRIPS",
     "PAIRS",
     "RATES",
     "PACE",

@@ -54,6 +54,8 @@ kinds! {
     CnpSent = "cnp_sent",
     /// The controller slows a queue pair down, lets it speed up, or lets it go
     Rate = "rate",
+    /// Nothing of a connection passed for a while, and something was unanswered
+    Silence = "silence",
     /// Packets were lost or repeated: why and where
     Episode = "episode",
     /// A capture wrote a file
@@ -107,6 +109,9 @@ pub struct EventLine {
     /// PSNs skipped (gap).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<u32>,
+    /// For how long nothing had passed, nanoseconds (silence).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silence_ns: Option<u64>,
     /// What a NAK refuses, as in `nak` of a flow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nak: Option<String>,
@@ -175,6 +180,7 @@ impl EventLine {
             psn: None,
             value: None,
             skipped: None,
+            silence_ns: None,
             nak: None,
             local_qp: None,
             limit_bps: None,
@@ -238,6 +244,7 @@ impl EventLine {
         }
         match kind {
             Kind::Gap => self.skipped = Some(event.value),
+            Kind::Silence => self.silence_ns = Some(u64::from(event.value) * 1_000),
             Kind::Nak => {
                 let syndrome = Aeth { raw_syndrome: event.value as u8, msn: 0 }.syndrome();
                 self.nak = NakKind::of(syndrome).map(|n| n.name().into());
@@ -270,6 +277,11 @@ impl fmt::Display for EventLine {
             }
             Kind::RnrNak => {
                 write!(f, "RNR NAK        receiver not ready at PSN {psn}")?;
+                flow(f)
+            }
+            Kind::Silence => {
+                let ms = self.silence_ns.unwrap_or(0) / 1_000_000;
+                write!(f, "silence        {ms} ms with something unanswered, until PSN {psn}")?;
                 flow(f)
             }
             Kind::Discontinuity => {

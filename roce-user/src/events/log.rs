@@ -79,6 +79,7 @@ impl Record {
             EventKind::RnrNak => Kind::RnrNak,
             EventKind::Discontinuity => Kind::Discontinuity,
             EventKind::CnpSent => Kind::CnpSent,
+            EventKind::Silence => Kind::Silence,
         };
         Some(Self { time: Nanos(event.time_ns), what: What::Packet(kind, *event) })
     }

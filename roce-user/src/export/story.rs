@@ -1,9 +1,16 @@
 //! What an agent has made of events so far, as it tells other processes and they show it.
 
-use roce_common::{abi::FlowKey, facts::Recovery, psn::Tally};
+use roce_common::{
+    abi::FlowKey,
+    facts::{Recovery, Spread},
+    psn::Tally,
+};
 use serde::Serialize;
 
-use crate::{facts::RecoveryReport, findings::FindingReport};
+use crate::{
+    facts::{RecoveryReport, SpreadReport},
+    findings::FindingReport,
+};
 
 /// Everything, of one interface.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -42,11 +49,14 @@ pub struct FlowStory {
     pub episodes: Vec<EpisodeCount>,
     /// Noticing and repairing.
     pub recovery_ns: RecoveryReport,
+    /// Silences while something was unanswered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silences_ns: Option<SpreadReport>,
 }
 
 impl FlowStory {
     /// The story of the flow `key`.
-    pub fn new(key: &FlowKey, tally: &Tally, recovery: &Recovery, tap: String) -> Self {
+    pub fn new(key: &FlowKey, (tally, recovery, silences): (&Tally, &Recovery, &Spread), tap: String) -> Self {
         Self {
             tap,
             src: key.src.into(),
@@ -58,6 +68,7 @@ impl FlowStory {
                 .map(|(cause, location, count)| EpisodeCount { cause: cause.name(), location: location.name(), count })
                 .collect(),
             recovery_ns: RecoveryReport::of(recovery),
+            silences_ns: SpreadReport::of(silences),
         }
     }
 }

@@ -1,36 +1,29 @@
-//! Facts of a flow: what [`roce_common::facts`] measures, put together for a reader that can afford all of it.
+//! Facts of a flow: what is kept with the flow everywhere, and beside it what only a reader of every packet and its time can
+//! afford.
 
+pub mod detail;
 mod report;
 
 use roce_common::{
-    facts::{Acks, Histogram, Messages, Probes, Recovery, Repeats, Spread},
+    facts::{Probes, Recovery, RoundTrips as Times, SILENCE, Spread, is_timed},
     psn::{Account, Episode, Outcome, Psn},
     units::Nanos,
     wire::{Kind, Packet, Service},
 };
 
-pub use report::{
-    CreditReport, FactsReport, MeasuredReport, MessageReport, PathReport, RecoveryReport, RttReport, SpreadReport,
-};
-
-/// A silence that is counted where something is unanswered: a hundred round trips of a busy network.
-pub const SILENCE: Nanos = Nanos::from_millis(10);
+pub use report::{CreditReport, FactsReport, MessageReport, PathReport, RecoveryReport, RttReport, SpreadReport};
 
 /// Round trips of a flow: what is under way, and what was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct RoundTrips {
     probes: Probes,
-    times: Histogram,
-    spread: Spread,
+    times: Times,
 }
 
 /// Facts of one flow in the making.
 #[derive(Clone, Debug, Default)]
 pub struct FlowFacts {
     packets: u64,
-    messages: Messages,
-    acks: Acks,
-    repeats: Repeats,
     recovery: Option<Box<Recovery>>,
     silences: Spread,
     round_trips: Option<Box<RoundTrips>>,
@@ -43,8 +36,6 @@ pub struct FlowFacts {
     /// An RNR NAK tells the sender to be silent.
     told_to_wait: bool,
     cnp_sent: u64,
-    port_changes: u32,
-    src_port: u16,
 }
 
 impl FlowFacts {
@@ -54,18 +45,8 @@ impl FlowFacts {
     #[inline]
     pub fn packet(&mut self, p: &Packet, account: Account, next: Psn, now: Nanos) -> Option<Nanos> {
         let (opcode, outcome) = (p.bth.opcode, account.outcome());
-        if self.src_port != p.src_port {
-            self.port_changes += u32::from(self.packets > 0);
-            self.src_port = p.src_port;
-        }
         self.packets += 1;
-        self.messages.packet(p, outcome);
-        self.repeats.packet(p.payload_len, account);
-        if opcode.kind() == Kind::Response {
-            self.acks.packet(p);
-            return None;
-        }
-        if !matches!(opcode.service(), Service::Rc | Service::Xrc) {
+        if opcode.kind() == Kind::Response || !matches!(opcode.service(), Service::Rc | Service::Xrc) {
             return None;
         }
         let stall = self.heard_again(now);
@@ -73,7 +54,7 @@ impl FlowFacts {
         self.told_to_wait = false;
         match outcome {
             Outcome::First | Outcome::InOrder | Outcome::Gap(_) => {
-                if p.bth.ack_req || opcode.is_read_request() || opcode.is_atomic_request() {
+                if is_timed(p, account) {
                     self.round_trips.get_or_insert_default().probes.sent(p.bth.psn, now);
                 }
             }
@@ -107,7 +88,6 @@ impl FlowFacts {
             && !refused
         {
             round_trips.times.add(time);
-            round_trips.spread.add(time.0);
         }
         stall
     }
@@ -122,11 +102,9 @@ impl FlowFacts {
         self.packets
     }
 
-    /// The end; `account` is what the tracker's `finish` said, `cnp_sent` how many CNPs the flow's source sent to the queue
-    /// pair that the flow goes to.
-    pub const fn finish(&mut self, account: Account, cnp_sent: u64) {
+    /// The end; `cnp_sent` is how many CNPs the flow's source sent to the queue pair that the flow goes to.
+    pub const fn finish(&mut self, cnp_sent: u64) {
         self.cnp_sent = cnp_sent;
-        self.repeats.end(account);
     }
 
     /// Something of the flow passed: was it silent for long, with a request unanswered?

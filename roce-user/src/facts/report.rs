@@ -7,18 +7,17 @@ use std::{
 
 use roce_common::{
     abi::Tap,
-    facts::{Class, Recovery, Spread},
+    facts::{Class, Recovery, RoundTrips, Spread},
     flow::Flow,
     units::Ecn,
 };
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 use super::FlowFacts;
 use crate::findings::rules::{self, View};
 
 /// Least, mean and greatest of a quantity.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SpreadReport {
     /// Values.
     pub count: u64,
@@ -76,7 +75,7 @@ pub struct RttReport {
 }
 
 /// Times in nanoseconds of noticing and repairing.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RecoveryReport {
     /// From a gap at this tap to the NAK that named it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,37 +136,34 @@ impl PathReport {
     }
 }
 
-/// Facts of one flow. The kernel keeps the first five; what needs every packet, or its time, a capture's reader adds.
+impl RttReport {
+    /// Of measured times; `None` where there are none.
+    pub fn of(RoundTrips { spread, times }: &RoundTrips) -> Option<Self> {
+        Some(Self { spread: SpreadReport::of(spread)?, p50: times.quantile(500)?.0, p99: times.quantile(990)?.0 })
+    }
+}
+
+/// Facts of one flow. Those that may be missing are measured beside the flow: by the reader of a capture, or by an agent.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct FactsReport {
     /// Packets by what they do.
     pub opcodes: BTreeMap<&'static str, u64>,
     /// Messages that ended here, repeats not counted again; in the response space READs and atomics answered.
     pub messages: u64,
+    /// Sizes of the messages whose size is known.
+    pub message_sizes: MessageReport,
     /// Share of packets that are CE.
     pub ce_share: f64,
     /// UDP source port of the newest packet.
     pub src_port: u16,
+    /// How often the source port changed.
+    pub src_port_changes: u32,
     /// Path MTU in bytes, once a packet has shown it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u32>,
-    /// Noticing and repairing, as an agent has told it; who sees every packet has it in `measured`.
-    #[serde(rename = "recovery_ns", skip_serializing_if = "Option::is_none")]
-    pub told_recovery: Option<Value>,
-    /// What needs every packet or its time.
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<MeasuredReport>,
-}
-
-/// Facts that need every packet, or its time.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct MeasuredReport {
-    /// Sizes of the messages whose size is known.
-    pub message_sizes: MessageReport,
     /// CNPs that its source sent to the queue pair it goes to.
-    pub cnp_sent: u64,
-    /// How often the source port changed.
-    pub src_port_changes: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cnp_sent: Option<u64>,
     /// Payload bytes of retransmissions.
     pub retransmitted_bytes: u64,
     /// Their share of all payload bytes.
@@ -182,7 +178,8 @@ pub struct MeasuredReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtt_ns: Option<RttReport>,
     /// Noticing and repairing.
-    pub recovery_ns: RecoveryReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recovery_ns: Option<RecoveryReport>,
     /// Silences of at least 10 ms with unanswered requests, in nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silences_ns: Option<SpreadReport>,
@@ -193,8 +190,14 @@ fn share(part: u64, all: u64) -> f64 {
 }
 
 impl FactsReport {
-    /// The facts of `flow` as they stand now, and what was measured beside it.
+    /// The facts of `flow`, as if it ended here, and what was measured beside it.
     pub fn new(flow: &Flow, facts: Option<&FlowFacts>) -> Self {
+        let mut ended = *flow;
+        ended.finish();
+        let measured = &ended.measured;
+        let (messages, acks) = (&measured.messages, &measured.acks);
+        let round_trips = facts.and_then(|facts| facts.round_trips.as_deref());
+        let recovery = facts.map(|facts| facts.recovery.as_deref().copied().unwrap_or_default());
         Self {
             opcodes: Class::ALL
                 .into_iter()
@@ -202,40 +205,23 @@ impl FactsReport {
                 .filter(|&(_, packets)| packets > 0)
                 .collect(),
             messages: flow.mix.messages,
-            ce_share: share(flow.ecn[Ecn::Ce as usize], flow.packets),
-            src_port: flow.src_port,
-            path_mtu: (flow.tracker.pmtu != 0).then_some(flow.tracker.pmtu),
-            told_recovery: None,
-            measured: facts.map(|facts| MeasuredReport::new(flow, facts)),
-        }
-    }
-}
-
-impl MeasuredReport {
-    fn new(flow: &Flow, facts: &FlowFacts) -> Self {
-        let FlowFacts { messages, acks, repeats, .. } = facts;
-        let recovery = facts.recovery.as_deref().copied().unwrap_or_default();
-        Self {
             message_sizes: MessageReport {
                 bytes: SpreadReport::of(messages.sizes()),
                 by_size: messages.by_size().map(|(size, count)| (size.to_string(), count)).collect(),
             },
-            cnp_sent: facts.cnp_sent,
-            src_port_changes: facts.port_changes,
-            retransmitted_bytes: repeats.bytes,
-            retransmitted_share: share(repeats.bytes, flow.bytes),
+            ce_share: share(flow.ecn[Ecn::Ce as usize], flow.packets),
+            src_port: flow.src_port,
+            src_port_changes: flow.src_port_changes,
+            path_mtu: (flow.tracker.pmtu != 0).then_some(flow.tracker.pmtu),
+            cnp_sent: facts.map(|facts| facts.cnp_sent),
+            retransmitted_bytes: measured.repeats.bytes,
+            retransmitted_share: share(measured.repeats.bytes, flow.bytes),
             psns_per_ack: SpreadReport::of(&acks.coalesced),
             credits: (acks.credits.count() + acks.without_credits > 0)
                 .then(|| CreditReport { granted: SpreadReport::of(&acks.credits), without: acks.without_credits }),
-            rtt_ns: facts.round_trips.as_ref().and_then(|r| {
-                Some(RttReport {
-                    spread: SpreadReport::of(&r.spread)?,
-                    p50: r.times.quantile(500)?.0,
-                    p99: r.times.quantile(990)?.0,
-                })
-            }),
-            recovery_ns: RecoveryReport::of(&recovery),
-            silences_ns: SpreadReport::of(&facts.silences),
+            rtt_ns: round_trips.and_then(|r| RttReport::of(&r.times)),
+            recovery_ns: recovery.map(|recovery| RecoveryReport::of(&recovery)),
+            silences_ns: facts.and_then(|facts| SpreadReport::of(&facts.silences)),
         }
     }
 }

@@ -141,6 +141,16 @@ impl Findings {
         found.examples -= before - self.log.len();
     }
 
+    /// Forgets what is about others than those who are `wanted`. Occurrences whose subject found no room go with them.
+    pub fn keep_only(&mut self, wanted: impl Fn(Subject) -> bool) {
+        for found in &mut self.by_code {
+            found.subjects.retain(|subject, _| wanted(*subject));
+            found.count = found.subjects.values().sum();
+            found.others = 0;
+        }
+        self.log.retain(|e| wanted(e.subject));
+    }
+
     /// How often `code` was found.
     pub fn count(&self, code: Code) -> u64 {
         self.by_code[code as usize].count

@@ -6,7 +6,7 @@ use foldhash::{HashMap, HashMapExt as _};
 use roce_common::{
     abi::{Direction, FlowKey, MAX_FLOWS, Space, Tap},
     flow::{Flow, refusal},
-    psn::{Account, Episode, Explainer, Outcome, Passing, Psn, Tally},
+    psn::{Account, Episode, Explainer, Outcome, Passing, Psn, ReadPlace, Tally},
     units::{Nanos, Qpn},
     wire::{Kind, Malformed, Packet, Syndrome, Verdict, cm, icrc},
 };
@@ -15,6 +15,7 @@ use super::{
     attribution::{Attribution, FlowIndex},
     capture::{Capture, Frame},
     connections::Connections,
+    filter::{FlowPattern, Flows},
     seen::{Seen, SeenPacket},
     watch::Watch,
 };
@@ -67,6 +68,8 @@ pub(super) struct Analysis {
     connections: Connections,
     first_time: Option<Nanos>,
     last_time: Nanos,
+    /// Whose findings are asked for.
+    asked: Vec<FlowPattern>,
 }
 
 impl Default for Analysis {
@@ -100,12 +103,18 @@ impl Analysis {
             connections: Connections::default(),
             first_time: None,
             last_time: Nanos(0),
+            asked: Vec::new(),
         }
     }
 
     /// From here on ICRCs are not checked.
     pub(super) fn leave_icrcs(&mut self) {
         self.no_icrc = true;
+    }
+
+    /// At the end, only what is found of these flows is told.
+    pub(super) fn ask_for(&mut self, flows: &[FlowPattern]) {
+        flows.clone_into(&mut self.asked);
     }
 
     /// Takes the next frame, and says what it was.
@@ -241,7 +250,8 @@ impl Analysis {
         let answers = FlowKey::new(key.tap, key.dst, key.src, requester, Space::Response);
         let Some(&answers) = self.index.get(&answers) else { return };
         let fate = self.entries[answers].flow.tracker.fate(psn);
-        self.entries[number].explainer().answer_fate(psn, fate, now);
+        let place = self.entries[number].flow.measured.reads.place(psn);
+        self.entries[number].explainer().answer_fate(psn, place, fate, now);
     }
 
     /// Tells the flow that a response answers what the response says of it. Returns the flow whose packet it refuses.
@@ -313,12 +323,22 @@ impl Analysis {
         let (at, episodes, watch) = (self.last_time, &mut self.episodes, &mut self.watch);
         for (number, entry) in self.entries.iter_mut().enumerate() {
             let key = entry.key;
-            let account = entry.finish(at, |episode| {
+            entry.finish(at, |episode| {
                 keep(episodes, number, episode);
                 watch.episode(key, number, &episode);
             });
-            watch.finish(key, number, account);
+            watch.finish(key, number);
         }
+    }
+
+    /// The end of the capture: its flows, and their episodes in the order of their ends.
+    pub(super) fn flows(mut self) -> Vec<(FlowKey, Flow, Vec<Episode>)> {
+        self.end_episodes();
+        let mut flows: Vec<_> = self.entries.into_iter().map(|entry| (entry.key, entry.flow, Vec::new())).collect();
+        for (number, episode) in self.episodes {
+            flows[number].2.push(episode);
+        }
+        flows
     }
 
     /// The end of the capture.
@@ -328,7 +348,7 @@ impl Analysis {
         }
         self.end_episodes();
         self.judge(&capture);
-        let tap_name = |tap: Tap| capture.interfaces.get(tap.ifindex() as usize).cloned().unwrap_or_default();
+        let tap_name = |tap: Tap| capture.tap_name(tap).to_owned();
         let all: Vec<_> = self.entries.iter().map(|entry| (&entry.key, &entry.flow)).collect();
         let paths = self.watch.paths(&all, tap_name);
         let mut counters = Counters::default();
@@ -361,7 +381,7 @@ impl Analysis {
             counters,
             flows_refused: self.flows_refused,
             tunnels: None,
-            incomplete: capture.incomplete,
+            incomplete: capture.incomplete.clone(),
             findings: self.watch.findings().report(tap_name),
             paths,
             flows,
@@ -377,6 +397,10 @@ impl Analysis {
         self.connections.finish(findings);
         if capture.incomplete.is_some() {
             findings.add(Code::TruncatedCapture, Subject::Capture, 1);
+        }
+        let asked = Flows(&self.asked);
+        if !asked.all() {
+            findings.keep_only(|subject| asked.subject(subject, |tap| capture.tap_name(tap)));
         }
     }
 }
@@ -396,12 +420,15 @@ impl Entry {
         if self.flow.dscp_others != others {
             self.dscps.get_or_insert_with(|| Box::new([0; 64]))[usize::from(packet.dscp().get())] += 1;
         }
-        if self.flow.packets < 2 && !packet.bth.opcode.is_read_request() {
+        if self.flow.packets < 2 {
             return account;
         }
         let (psn, opcode, silence) = (packet.bth.psn, packet.bth.opcode, now.since(Nanos(before)));
+        // A READ that begins a repeat is not remembered as one that was asked for the first time.
+        let starts = account.run_started() && opcode.is_read_request();
+        let read = if starts { self.flow.measured.reads.place(psn) } else { ReadPlace::Unknown };
         let (tally, explainer) = (&mut self.tally, self.explainer.get_or_insert_default());
-        explainer.packet(account, &Passing { psn, opcode, silence, at: now }, |episode| {
+        explainer.packet(account, &Passing { psn, opcode, read, silence, at: now }, |episode| {
             tally.add(&episode);
             tell(episode);
         });
@@ -409,15 +436,14 @@ impl Entry {
     }
 
     /// The end of the capture.
-    fn finish(&mut self, now: Nanos, mut tell: impl FnMut(Episode)) -> Account {
-        let account = self.flow.tracker.finish();
+    fn finish(&mut self, now: Nanos, mut tell: impl FnMut(Episode)) {
+        let account = self.flow.finish();
         if let Some(explainer) = &mut self.explainer {
             explainer.finish(account, now, |episode| {
                 self.tally.add(&episode);
                 tell(episode);
             });
         }
-        account
     }
 
     fn report(&self, tap: String) -> FlowReport {

@@ -20,6 +20,7 @@ Examples:
   tcpdump -i eth0 -s 128 -w - udp port 4791 | roce inspect --packets -
                                                      live from tcpdump; Ctrl-C prints the report so far
   roce inspect --join ring.pcap0 ring.pcap1          several files in order as one capture
+  roce inspect --between before.pcap behind.pcap     two taps of one path: what was lost before, between and behind them
   roce inspect --packets --flow host=10.0.0.1,qpn=17 --from +1.5s --to +2s trace.pcap
   roce inspect --decap --json trace.pcap.gz          RoCEv2 inside VXLAN or GENEVE
   roce inspect --plot story.svg --write-findings evidence.pcapng trace.pcap
@@ -27,7 +28,7 @@ Examples:
 --flow PATTERN is NAME=VALUE, several of them separated by commas must all fit:
   src=ADDR[/BITS]  dst=ADDR[/BITS]  host=ADDR[/BITS] (either)  qpn=N | 0xN | N-M (the destination queue pair)
   space=request|response  tap=NAME
-It chooses what is shown: packets, flows, the sums over flows, the plot. Everything is still counted, because a NAK or CNP
+It chooses what is shown: packets, findings, flows, the sums over flows, the plot. Everything is still counted, because a NAK or CNP
 of one flow explains another.
 
 --from T and --to T choose the frames that are read at all, as if the capture had been cut: +1.5s, +200ms, +30us after the
@@ -49,6 +50,9 @@ pub struct InspectArgs {
     /// Read the files in order as one capture: flows go on from one to the next
     #[arg(long)]
     pub join: bool,
+    /// Read two files as two taps of one path, and tell what was lost between them
+    #[arg(long, conflicts_with_all = ["csv", "join", "packets", "detail", "plot", "write_findings"])]
+    pub between: bool,
     /// Print a line for every packet with what it was, before the report; with --json an object
     #[arg(long)]
     pub packets: bool,

@@ -3,11 +3,11 @@
 use std::{net::IpAddr, str::FromStr};
 
 use roce_common::{
-    abi::Space,
+    abi::{FlowKey, Space, Tap},
     units::{Addr, Nanos},
 };
 
-use crate::export::FlowReport;
+use crate::{export::FlowReport, facts::PathReport, findings::Subject};
 
 /// A pattern of flows, from `--flow`: every part that is given must fit.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -101,13 +101,14 @@ fn qpns(text: &str) -> Result<(u32, u32), String> {
 }
 
 impl FlowPattern {
-    /// Whether packets with these properties are meant; those of no PSN space, which are CNPs, are of both.
-    fn fits(&self, tap: &str, src: Addr, dst: Addr, qpn: u32, space: Option<Space>) -> bool {
+    /// Whether what has these properties is meant. What it has not is of every kind: a CNP of both PSN spaces, a path of all
+    /// queue pairs, a host of all destinations.
+    fn fits(&self, tap: &str, src: Addr, dst: Option<Addr>, qpn: Option<u32>, space: Option<Space>) -> bool {
         self.tap.as_deref().is_none_or(|t| t == tap)
-            && self.host.is_none_or(|p| p.holds(src) || p.holds(dst))
+            && self.host.is_none_or(|p| p.holds(src) || dst.is_none_or(|dst| p.holds(dst)))
             && self.src.is_none_or(|p| p.holds(src))
-            && self.dst.is_none_or(|p| p.holds(dst))
-            && self.qpn.is_none_or(|(from, to)| (from..=to).contains(&qpn))
+            && self.dst.is_none_or(|p| dst.is_none_or(|dst| p.holds(dst)))
+            && self.qpn.is_none_or(|(from, to)| qpn.is_none_or(|qpn| (from..=to).contains(&qpn)))
             && self.space.is_none_or(|s| space.is_none_or(|of| of == s))
     }
 }
@@ -124,6 +125,30 @@ impl Flows<'_> {
 
     /// Whether a packet is.
     pub(super) fn packet(self, tap: &str, src: Addr, dst: Addr, qpn: u32, space: Option<Space>) -> bool {
+        self.fit(tap, src, Some(dst), Some(qpn), space)
+    }
+
+    /// Whether a flow is.
+    pub(super) fn key(self, tap: &str, key: &FlowKey) -> bool {
+        self.packet(tap, key.src, key.dst, key.dest_qp().get(), Some(key.space()))
+    }
+
+    /// Whether what is found of `subject` is. What concerns the whole capture concerns every flow.
+    pub(super) fn subject<'t>(self, subject: Subject, tap_name: impl Fn(Tap) -> &'t str) -> bool {
+        match subject {
+            Subject::Flow(key) => self.key(tap_name(key.tap), &key),
+            Subject::Path(tap, src, dst) => self.fit(tap_name(tap), src, Some(dst), None, None),
+            Subject::Host(tap, src) => self.fit(tap_name(tap), src, None, None, None),
+            Subject::Capture => true,
+        }
+    }
+
+    /// Whether a path of a report is.
+    pub(super) fn path(self, path: &PathReport) -> bool {
+        self.fit(&path.tap, path.src.into(), Some(path.dst.into()), None, None)
+    }
+
+    fn fit(self, tap: &str, src: Addr, dst: Option<Addr>, qpn: Option<u32>, space: Option<Space>) -> bool {
         self.all() || self.0.iter().any(|p| p.fits(tap, src, dst, qpn, space))
     }
 
@@ -243,6 +268,21 @@ mod tests {
             assert!(!fits(bad, "10.0.0.1", 17), "{bad}");
         }
         assert!(fits("src=fd00::/8", "fd00::1", 17) && !fits("src=0.0.0.0/0", "fd00::1", 17));
+    }
+
+    #[test]
+    fn findings_of_paths_and_hosts_are_those_of_all_their_queue_pairs() {
+        let [a, b, c] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|t| Addr::from(t.parse::<IpAddr>().expect("address")));
+        let tap = Tap::new(3, roce_common::abi::Direction::Ingress);
+        let asked = |pattern: &str, subject| Flows(&[pattern.parse().expect("a pattern")]).subject(subject, |_| "eth0");
+        for (subject, fits, not) in [
+            (Subject::Path(tap, a, b), ["src=10.0.0.1,qpn=17", "host=10.0.0.2,space=response"], "src=10.0.0.2"),
+            (Subject::Host(tap, c), ["src=10.0.0.3", "dst=10.0.0.9,tap=eth0"], "src=10.0.0.1"),
+            (Subject::Capture, ["src=10.0.0.3", "tap=eth9"], ""),
+        ] {
+            assert!(fits.iter().all(|p| asked(p, subject)), "{subject:?}");
+            assert!(not.is_empty() || !asked(not, subject), "{subject:?}");
+        }
     }
 
     #[test]

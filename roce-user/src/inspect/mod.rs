@@ -6,10 +6,10 @@
 mod analysis;
 mod args;
 mod attribution;
+mod between;
 mod capture;
 mod connections;
 mod csv;
-mod detail;
 mod extract;
 mod filter;
 mod link;
@@ -33,7 +33,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{export::CaptureReport, findings::Severity};
+use crate::{export::CaptureReport, facts::detail, findings::Severity};
 pub use args::InspectArgs;
 use extract::Extract;
 use session::Outcome;
@@ -47,6 +47,9 @@ use session::Outcome;
 /// A file cannot be opened or read, is no capture, has a link type that is not supported, or what is asked for cannot be
 /// written.
 pub fn run(args: &InspectArgs, out: &mut impl Write) -> Result<bool> {
+    if args.between {
+        return between::run(args, out);
+    }
     let captures = if args.join { args.files.chunks(args.files.len()) } else { args.files.chunks(1) };
     let mut extract = args.write_findings.as_deref().map(Extract::create).transpose()?;
     let (mut failure, mut found, mut panels) = (None, false, Vec::new());
@@ -92,7 +95,7 @@ fn write_report(args: &InspectArgs, out: &mut impl Write, number: usize, outcome
         }
         table::write(out, report, outcome.duration)?;
         if args.detail {
-            detail::write(out, report, table::MOST_ROWS)?;
+            detail::write(out, &report.paths, &report.flows, table::MOST_ROWS)?;
         }
     }
     if let Some(reason) = &report.incomplete {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use roce_common::units::Nanos;
+use roce_common::{abi::FlowKey, flow::Flow, psn::Episode, units::Nanos};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -109,13 +109,17 @@ pub(super) fn open(file: &Path, progress: Progress, spool: Option<&Spool>) -> Re
     }
 }
 
+/// A capture that was read.
+struct Read<'a, W> {
+    session: Session<'a, W>,
+    /// What it is called.
+    name: String,
+    capture: Capture,
+    spool: Option<Spool>,
+}
+
 /// Reads `files` as one capture. What lines there are per packet go to `out`.
-///
-/// # Errors
-///
-/// A file cannot be opened or read, is no capture, or has a link type that is not supported; or `out` cannot be written.
-/// Where several files are one capture, those before are lost with it.
-pub(super) fn inspect(args: &InspectArgs, files: &[PathBuf], out: &mut impl Write) -> Result<Outcome> {
+fn read<'a, W: Write>(args: &'a InspectArgs, files: &[PathBuf], out: &'a mut W) -> Result<Read<'a, W>> {
     let name = files.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(", ");
     let progress = Progress::default();
     let mut session = Session {
@@ -146,17 +150,48 @@ pub(super) fn inspect(args: &InspectArgs, files: &[PathBuf], out: &mut impl Writ
     }
     session.bar.done();
     session.out.flush().context(CANNOT_WRITE)?;
-    let duration = session.analysis.duration();
     let mut names = interfaces.names();
     if let Some(tunnels) = &session.tunnels {
         names.resize(FIRST_TAP as usize, String::new());
         names.extend_from_slice(tunnels.names());
     }
     let incomplete = (!incomplete.is_empty()).then(|| incomplete.join("; "));
+    Ok(Read { session, name, capture: Capture { interfaces: names, incomplete }, spool })
+}
+
+/// What a tap saw of its flows.
+pub(super) struct Observed {
+    /// The capture.
+    pub(super) name: String,
+    pub(super) capture: Capture,
+    /// Its flows with their episodes.
+    pub(super) flows: Vec<(FlowKey, Flow, Vec<Episode>)>,
+}
+
+/// Reads a file for its flows and their episodes.
+///
+/// # Errors
+///
+/// As [`inspect`].
+pub(super) fn observe(args: &InspectArgs, file: &PathBuf, out: &mut impl Write) -> Result<Observed> {
+    let Read { session, name, capture, .. } = read(args, std::slice::from_ref(file), out)?;
+    Ok(Observed { name, capture, flows: session.analysis.flows() })
+}
+
+/// Reads `files` as one capture. What lines there are per packet go to `out`.
+///
+/// # Errors
+///
+/// A file cannot be opened or read, is no capture, or has a link type that is not supported; or `out` cannot be written.
+/// Where several files are one capture, those before are lost with it.
+pub(super) fn inspect(args: &InspectArgs, files: &[PathBuf], out: &mut impl Write) -> Result<Outcome> {
+    let Read { mut session, name, capture, spool } = read(args, files, out)?;
+    let duration = session.analysis.duration();
     if let Some(plot) = &mut session.plot {
         plot.name_cnps(|tap, packet| session.analysis.notified(tap, packet));
     }
-    let mut report = session.analysis.finish(name, Capture { interfaces: names, incomplete });
+    session.analysis.ask_for(&args.flows);
+    let mut report = session.analysis.finish(name, capture);
     report.tunnels = session.tunnels.map(|t| t.counts());
     let flows = Flows(&args.flows);
     let panels = session.plot.map(|plot| plot.panels(&report, flows)).unwrap_or_default();
@@ -164,12 +199,13 @@ pub(super) fn inspect(args: &InspectArgs, files: &[PathBuf], out: &mut impl Writ
     Ok(Outcome { report, duration, panels, spool })
 }
 
-/// Keeps the flows asked for, and the sums over them.
+/// Keeps the flows and paths asked for, and the sums over them.
 fn select(report: &mut CaptureReport, flows: Flows<'_>) {
     if flows.all() {
         return;
     }
     report.flows.retain(|flow| flows.report(flow));
+    report.paths.retain(|path| flows.path(path));
     report.counters = report.flows.iter().fold(Default::default(), |mut sum, flow| {
         sum.add(&flow.counters);
         sum

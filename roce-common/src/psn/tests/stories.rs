@@ -13,6 +13,7 @@ const STEP: u64 = 10_000;
 #[derive(Default)]
 struct Story {
     tracker: Tracker,
+    reads: Reads,
     explainer: Explainer,
     now: u64,
     last: u64,
@@ -28,8 +29,11 @@ impl Story {
     fn packet(&mut self, opcode: Opcode, psn: u32, payload: u16, len: u32) -> &mut Self {
         self.now += STEP;
         let account = self.tracker.observe(&Observed::new(opcode, Psn::new(psn), payload, len));
-        let silence = Nanos(self.now - self.last);
-        let passing = Passing { psn: Psn::new(psn), opcode, silence, at: Nanos(self.now) };
+        let (silence, read) = (Nanos(self.now - self.last), self.reads.place(Psn::new(psn)));
+        if opcode.is_read_request() {
+            self.reads.packet(Psn::new(psn), account);
+        }
+        let passing = Passing { psn: Psn::new(psn), opcode, read, silence, at: Nanos(self.now) };
         self.explainer.packet(account, &passing, |e| self.told.push(e));
         self.last = self.now;
         self
@@ -279,7 +283,8 @@ fn events_that_were_not_delivered_leave_no_wrong_story() {
     // Only the end of a run is heard of.
     let mut e = Explainer::default();
     let run = Account::ending(3, 1, 0, 1, 0);
-    let p = Passing { psn: Psn::new(20), opcode: Opcode::WRITE_MIDDLE, silence: Nanos(0), at: Nanos(5) };
+    let (psn, opcode) = (Psn::new(20), Opcode::WRITE_MIDDLE);
+    let p = Passing { psn, opcode, read: ReadPlace::Unknown, silence: Nanos(0), at: Nanos(5) };
     let mut told = Vec::new();
     e.packet(run.and(Account::of(Outcome::InOrder)), &p, |e| told.push(e));
     assert_eq!((told.len(), told[0].first, told[0].location), (1, Psn::new(17), Location::BeforeTap));
@@ -308,7 +313,9 @@ fn any_account_of_any_packet_is_taken() {
             _ => {}
         }
         let account = Account::from_bits(random() & random());
-        e.packet(account, &Passing { psn, opcode, silence: Nanos(random()), at }, |_| told += 1);
+        e.packet(account, &Passing { psn, opcode, read: ReadPlace::Unknown, silence: Nanos(random()), at }, |_| {
+            told += 1
+        });
     }
     assert!(told > 1_000);
     e.finish(Account::default(), Nanos(u64::MAX), |_| {});

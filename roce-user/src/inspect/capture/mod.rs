@@ -8,7 +8,7 @@ mod pcap;
 mod pcapng;
 
 use anyhow::{Result, anyhow, bail};
-use roce_common::{units::Nanos, wire::Tunnel};
+use roce_common::{abi::Tap, units::Nanos, wire::Tunnel};
 
 use super::{
     link::LinkLayer,
@@ -57,6 +57,13 @@ pub(super) struct Capture {
     pub(super) interfaces: Vec<String>,
     /// Why it was not read to its end.
     pub(super) incomplete: Option<String>,
+}
+
+impl Capture {
+    /// The name of a tap; empty where there is none.
+    pub(super) fn tap_name(&self, tap: Tap) -> &str {
+        self.interfaces.get(tap.ifindex() as usize).map_or("", String::as_str)
+    }
 }
 
 /// A file in the making, common to both formats.

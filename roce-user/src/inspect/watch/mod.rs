@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use roce_common::{
     abi::{FlowKey, Space, Tap},
     flow::{Flow, refusal},
-    psn::{Account, Episode, Outcome, Psn, Run},
+    psn::{Episode, Outcome, Psn, Run},
     units::{Addr, Ecn, Qpn},
     wire::{Kind, Malformed, Packet, Syndrome},
 };
@@ -220,11 +220,11 @@ impl Watch {
         self.findings.note(code, Subject::Capture, evidence(frame, None, what));
     }
 
-    /// The end of a flow; `account` is what its tracker's `finish` said.
-    pub(super) fn finish(&mut self, key: FlowKey, flow: FlowIndex, account: Account) {
+    /// The end of a flow.
+    pub(super) fn finish(&mut self, key: FlowKey, flow: FlowIndex) {
         let Some(memory) = self.flows.get_mut(flow) else { return };
         let cnps = self.cnps.get(&(key.tap, key.src, key.dst, key.dest_qp()));
-        memory.facts.finish(account, cnps.map_or(0, |cnps| cnps.count));
+        memory.facts.finish(cnps.map_or(0, |cnps| cnps.count));
         if is_captured_twice(memory.copies, memory.facts.packets()) {
             self.findings.add(Code::DuplicateCapture, key, memory.copies);
             for code in episodes::CODES {

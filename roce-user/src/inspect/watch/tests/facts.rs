@@ -3,20 +3,13 @@
 use roce_common::wire::Opcode;
 
 use super::story::{QB, Story};
-use crate::{
-    export::FlowReport,
-    facts::{FactsReport, MeasuredReport, SpreadReport},
-};
+use crate::{export::FlowReport, facts::SpreadReport};
 
 /// Between two frames of a story, in nanoseconds.
 const STEP: u64 = 2_000;
 
 fn flow(story: Story, space: &str) -> FlowReport {
     story.report().flows.into_iter().find(|f| f.space == space).expect("the flow")
-}
-
-fn measured(facts: &FactsReport) -> &MeasuredReport {
-    facts.measured.as_ref().expect("measured")
 }
 
 fn all_equal(spread: Option<SpreadReport>, count: u64, value: u64) {
@@ -42,14 +35,14 @@ fn a_gap_its_nak_and_its_repeat_are_timed() {
     story.send([9, 10, 11]);
     story.ack(11);
     let facts = flow(story, "request").facts;
-    let recovery = &measured(&facts).recovery_ns;
+    let recovery = facts.recovery_ns.as_ref().expect("recovery");
     all_equal(recovery.gap_to_nak, 1, 30_000 + STEP);
     all_equal(recovery.nak_to_refill, 1, 50_000 + STEP);
     all_equal(recovery.gap_to_refill, 1, 80_000 + 2 * STEP);
     assert_eq!(recovery.rnr_wait, None);
     // 9 and 10, of 13 packets of 1,024 bytes.
-    assert_eq!(measured(&facts).retransmitted_bytes, 2_048);
-    assert!((measured(&facts).retransmitted_share - 2.0 / 13.0).abs() < 1e-9);
+    assert_eq!(facts.retransmitted_bytes, 2_048);
+    assert!((facts.retransmitted_share - 2.0 / 13.0).abs() < 1e-9);
 }
 
 #[test]
@@ -62,10 +55,10 @@ fn an_rnr_nak_asks_for_a_wait_and_gets_one() {
     story.send([8]);
     story.ack(8);
     let facts = flow(story, "request").facts;
-    let measured = measured(&facts);
-    all_equal(measured.recovery_ns.rnr_timer, 1, 10_240_000);
-    all_equal(measured.recovery_ns.rnr_wait, 1, 12_000_000 + STEP);
-    assert_eq!((measured.silences_ns, measured.recovery_ns.nak_to_refill), (None, None));
+    let recovery = facts.recovery_ns.as_ref().expect("recovery");
+    all_equal(recovery.rnr_timer, 1, 10_240_000);
+    all_equal(recovery.rnr_wait, 1, 12_000_000 + STEP);
+    assert_eq!((facts.silences_ns, recovery.nak_to_refill), (None, None));
 }
 
 #[test]
@@ -80,7 +73,7 @@ fn round_trips_are_those_of_requests_answered_for_their_own_sake() {
     story.send(32..40);
     story.now += 100_000;
     story.ack(39);
-    let rtt = measured(&flow(story, "request").facts).rtt_ns.clone().expect("round trips");
+    let rtt = flow(story, "request").facts.rtt_ns.clone().expect("round trips");
     let spread = SpreadReport { count: 3, min: STEP, mean: (3 * STEP + 100_000) / 3, max: 100_000 + STEP };
     assert_eq!(rtt.spread, spread);
     assert!(rtt.p50.abs_diff(STEP) <= STEP / 16 && rtt.p99.abs_diff(102_000) <= 102_000 / 16, "{rtt:?}");
@@ -96,7 +89,7 @@ fn silences_count_while_something_is_unanswered() {
     story.wait_ms(9);
     story.ack(15);
     let facts = flow(story, "request").facts;
-    all_equal(measured(&facts).silences_ns, 1, 20_000_000 + STEP);
+    all_equal(facts.silences_ns, 1, 20_000_000 + STEP);
 }
 
 #[test]
@@ -113,10 +106,10 @@ fn acks_messages_and_ports_are_counted() {
     let (requests, answers) = (of("request"), of("response"));
     assert_eq!((requests.dest_qp, requests.facts.messages, requests.facts.src_port), (QB, 8, 50_000));
     assert_eq!(requests.facts.opcodes.iter().map(|(c, n)| (*c, *n)).collect::<Vec<_>>(), [("send", 8)]);
-    all_equal(measured(&requests.facts).message_sizes.bytes, 8, 100);
-    assert_eq!(measured(&requests.facts).src_port_changes, 1);
-    all_equal(measured(&answers.facts).psns_per_ack, 1, 4);
-    let credits = measured(&answers.facts).credits.as_ref().expect("credits");
+    all_equal(requests.facts.message_sizes.bytes, 8, 100);
+    assert_eq!(requests.facts.src_port_changes, 1);
+    all_equal(answers.facts.psns_per_ack, 1, 4);
+    let credits = answers.facts.credits.as_ref().expect("credits");
     // Code 5 grants six buffers.
     all_equal(credits.granted, 1, 6);
     assert_eq!(credits.without, 1);

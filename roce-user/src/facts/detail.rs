@@ -2,28 +2,29 @@
 
 use std::io::{Result, Write};
 
-use crate::{
-    export::{CaptureReport, FlowReport},
-    facts::{FactsReport, SpreadReport},
-};
+use super::{FactsReport, PathReport, SpreadReport};
+use crate::export::FlowReport;
 
-/// Writes the facts of the first `most` flows, one paragraph each.
-pub(super) fn write(out: &mut impl Write, report: &CaptureReport, most: usize) -> Result<()> {
-    if !report.paths.is_empty() {
+/// Writes the first `most` paths, and the facts of as many flows, one paragraph each.
+///
+/// # Errors
+/// What `out` says.
+pub fn write(out: &mut impl Write, paths: &[PathReport], flows: &[FlowReport], most: usize) -> Result<()> {
+    if !paths.is_empty() {
         writeln!(out)?;
     }
-    for path in report.paths.iter().take(most) {
+    for path in paths.iter().take(most) {
         let (qps, ports) = (path.qps, path.src_ports);
         writeln!(out, "  {} → {}: {qps} connected QPs, {ports} source ports, tap {}", path.src, path.dst, path.tap)?;
     }
-    for flow in report.flows.iter().take(most) {
+    for flow in flows.iter().take(most) {
         writeln!(out)?;
         for (number, line) in lines(flow, &flow.facts).iter().enumerate() {
             writeln!(out, "  {}{line}", if number == 0 { "" } else { "  " })?;
         }
     }
-    if report.flows.len() > most {
-        writeln!(out, "\n  the facts of {most} flows of {}; --json has all", report.flows.len())?;
+    if flows.len() > most {
+        writeln!(out, "\n  the facts of {most} flows of {}; --json has all", flows.len())?;
     }
     Ok(())
 }
@@ -35,12 +36,12 @@ fn lines(flow: &FlowReport, facts: &FactsReport) -> Vec<String> {
     )];
     let mut line = |name: &str, text: String| lines.push(format!("{name:<12}{text}"));
     line("packets", join(facts.opcodes.iter().map(|(name, n)| format!("{n} {}", name.replace('_', " ")))));
-    let Some(measured) = &facts.measured else { return lines };
-    if flow.cnp + measured.cnp_sent > 0 {
-        line("CNPs", format!("{} for its sender, {} by its sender", flow.cnp, measured.cnp_sent));
+    let cnp_sent = facts.cnp_sent.unwrap_or(0);
+    if flow.cnp + cnp_sent > 0 {
+        line("CNPs", format!("{} for its sender, {cnp_sent} by its sender", flow.cnp));
     }
     if facts.messages > 0 {
-        let sizes = &measured.message_sizes;
+        let sizes = &facts.message_sizes;
         let bytes = sizes.bytes.map(|b| format!(", {} bytes", range(&b, ToString::to_string)));
         line("messages", format!("{}{}", facts.messages, bytes.unwrap_or_default()));
         if sizes.by_size.len() > 1 {
@@ -52,41 +53,41 @@ fn lines(flow: &FlowReport, facts: &FactsReport) -> Vec<String> {
     }
     let dscp = join(flow.dscp.iter().map(|(dscp, n)| format!("{n} in DSCP {dscp}")));
     line("marking", format!("{dscp}; CE {:.1} %", facts.ce_share * 100.0));
-    let changes = match measured.src_port_changes {
+    let changes = match facts.src_port_changes {
         0 => String::new(),
         n => format!(", changed {n} times"),
     };
     line("source port", format!("{}{changes}", facts.src_port));
-    if let Some(acks) = &measured.psns_per_ack {
+    if let Some(acks) = &facts.psns_per_ack {
         line("ACKs", format!("cover {} PSNs each", range(acks, ToString::to_string)));
     }
-    if let Some(credits) = &measured.credits {
+    if let Some(credits) = &facts.credits {
         let granted = credits.granted.map(|g| format!("{}, ", range(&g, ToString::to_string)));
         line("credits", format!("{}{} AETHs without", granted.unwrap_or_default(), credits.without));
     }
-    if let Some(rtt) = &measured.rtt_ns {
+    if let Some(rtt) = &facts.rtt_ns {
         let (p50, p99) = (time(rtt.p50), time(rtt.p99));
         line(
             "round trip",
             format!("p50 {p50}, p99 {p99}; {}, {} samples", range(&rtt.spread, time_of), rtt.spread.count),
         );
     }
-    let recovery = &measured.recovery_ns;
+    let recovery = facts.recovery_ns.clone().unwrap_or_default();
     for (name, spread) in [
         ("gap to NAK", recovery.gap_to_nak),
         ("NAK to fill", recovery.nak_to_refill),
         ("gap to fill", recovery.gap_to_refill),
         ("RNR timer", recovery.rnr_timer),
         ("RNR wait", recovery.rnr_wait),
-        ("silences", measured.silences_ns),
+        ("silences", facts.silences_ns),
     ] {
         if let Some(spread) = spread {
             line(name, format!("{}, {} times", range(&spread, time_of), spread.count));
         }
     }
-    if measured.retransmitted_bytes > 0 {
-        let share = measured.retransmitted_share * 100.0;
-        line("sent again", format!("{} bytes, {share:.1} % of all", measured.retransmitted_bytes));
+    if facts.retransmitted_bytes > 0 {
+        let share = facts.retransmitted_share * 100.0;
+        line("sent again", format!("{} bytes, {share:.1} % of all", facts.retransmitted_bytes));
     }
     lines
 }
