@@ -59,13 +59,13 @@ fn count(copied: u32, direction: Direction) {
 #[inline(never)]
 fn copy_xdp(cfg: &Config, ctx: *mut xdp_md, packet: &Packet) -> u32 {
     let tap = Tap::new(cfg.ifindex, Direction::Ingress);
-    record(cfg, tap, packet, ctx::xdp_len(ctx), |to, bytes| ctx::copy_xdp(ctx, to, bytes))
+    record(cfg, tap, packet, ctx::xdp_len(ctx), |to, bytes| ctx::copy_xdp(ctx, 0, to, bytes))
 }
 
 #[inline(never)]
 fn copy_skb(cfg: &Config, tap: Tap, skb: *mut __sk_buff, packet: &Packet, head: u32) -> u32 {
     if head == Head::InFront as u32 {
-        record(cfg, tap, packet, ctx::skb_len(skb) + ctx::ETHERNET, |to, bytes| ctx::copy_from_mac(skb, to, bytes))
+        record(cfg, tap, packet, ctx::skb_len(skb) + ctx::ETHERNET, |to, bytes| ctx::copy_from_mac(skb, 0, to, bytes))
     } else {
         record(cfg, tap, packet, ctx::skb_len(skb), |to, bytes| ctx::copy_skb(skb, to, bytes))
     }

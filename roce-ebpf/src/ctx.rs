@@ -292,11 +292,11 @@ pub(crate) fn skb_len(skb: *mut __sk_buff) -> u32 {
     unsafe { (*skb).len }
 }
 
-/// Copies the first bytes of the packet of an XDP context; says whether it could.
+/// Copies bytes of the packet of an XDP context; says whether it could.
 #[inline(always)]
-pub(crate) fn copy_xdp(ctx: *mut xdp_md, to: *mut u8, bytes: u32) -> bool {
+pub(crate) fn copy_xdp(ctx: *mut xdp_md, offset: u32, to: *mut u8, bytes: u32) -> bool {
     // SAFETY: the context of this program run; `to` has room.
-    unsafe { bpf_xdp_load_bytes(ctx, 0, to.cast(), bytes) == 0 }
+    unsafe { bpf_xdp_load_bytes(ctx, offset, to.cast(), bytes) == 0 }
 }
 
 /// Copies the first bytes of the packet of a tc context; says whether it could.
@@ -306,11 +306,11 @@ pub(crate) fn copy_skb(skb: *mut __sk_buff, to: *mut u8, bytes: u32) -> bool {
     unsafe { bpf_skb_load_bytes(skb.cast(), 0, to.cast(), bytes) == 0 }
 }
 
-/// The same from the Ethernet header on, wherever the data begins.
+/// Copies bytes of the packet of a tc context, counted from the Ethernet header on, wherever the data begins.
 #[inline(always)]
-pub(crate) fn copy_from_mac(skb: *mut __sk_buff, to: *mut u8, bytes: u32) -> bool {
+pub(crate) fn copy_from_mac(skb: *mut __sk_buff, offset: u32, to: *mut u8, bytes: u32) -> bool {
     // SAFETY: the context of this program run; `to` has room.
-    unsafe { bpf_skb_load_bytes_relative(skb.cast(), 0, to.cast(), bytes, FROM_MAC) == 0 }
+    unsafe { bpf_skb_load_bytes_relative(skb.cast(), offset, to.cast(), bytes, FROM_MAC) == 0 }
 }
 
 /// Copies `N` bytes of the packet at `offset`, from the linear part where they are there and `offset` is below 64.

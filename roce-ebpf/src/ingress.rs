@@ -4,10 +4,11 @@ use aya_ebpf::{
     helpers::generated::bpf_ktime_get_ns,
     programs::{TcContext, XdpContext},
 };
+use network_types::ip::Ipv4Hdr;
 use roce_common::{
     abi::{Config, Counter, Direction, Flags, PairKey, Role, Tap},
     units::{Addr, Ecn},
-    wire::{Kind, Malformed, Other, Packet},
+    wire::{IpVersion, Kind, Malformed, Other, Packet, icrc},
 };
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     count::Tally,
     ctx::{self, Head, Parsed, Slot},
     event,
-    maps::{CONFIG, LOCAL, PAIRS},
+    maps::{CONFIG, HEADERS, LOCAL, PAIRS},
     np, queue, track,
 };
 
@@ -45,7 +46,8 @@ pub(crate) fn xdp(ctx: &XdpContext) -> Fate {
     {
         capture::xdp(cfg, ctx.ctx, packet);
     }
-    handle(&verdict, || ctx::xdp_destination(ctx))
+    let copy = |offset: u16, to: *mut u8, bytes: u32| ctx::copy_xdp(ctx.ctx, u32::from(offset), to, bytes);
+    handle(&verdict, || ctx::xdp_destination(ctx), copy)
 }
 
 /// tc: the NP, and the whole ingress tap where XDP is not attached.
@@ -68,7 +70,8 @@ pub(crate) fn tc(ctx: &TcContext) -> Fate {
             let head = if headless { Head::InFront } else { Head::Data };
             capture::skb(cfg, Direction::Ingress, ctx.skb.skb, packet, head);
         }
-        fate = handle(&verdict, || ctx::skb_destination(ctx));
+        let copy = |offset: u16, to: *mut u8, bytes: u32| ctx::copy_from_mac(ctx.skb.skb, u32::from(offset), to, bytes);
+        fate = handle(&verdict, || ctx::skb_destination(ctx), copy);
     }
     if cfg.role == Role::Cp as u32 && cfg.flags & Flags::CP_INGRESS != 0 && !headless {
         congest(ctx, cfg, verdict);
@@ -103,8 +106,13 @@ fn congest(ctx: &TcContext, cfg: &Config, verdict: Parsed) {
     }
 }
 
+/// `copy` copies bytes of the frame, from an offset behind its Ethernet header's first byte.
 #[inline(always)]
-fn handle(verdict: &Parsed, destination: impl FnOnce() -> Option<Addr>) -> Fate {
+fn handle(
+    verdict: &Parsed,
+    destination: impl FnOnce() -> Option<Addr>,
+    copy: impl FnOnce(u16, *mut u8, u32) -> bool,
+) -> Fate {
     let Some(tally) = Tally::of(Direction::Ingress) else { return Fate::Pass };
     match verdict {
         Err(Other::NotRoce) => {
@@ -116,7 +124,7 @@ fn handle(verdict: &Parsed, destination: impl FnOnce() -> Option<Addr>) -> Fate 
             Fate::Pass
         }
         Err(Other::Malformed(reason)) => malformed(tally, *reason, destination),
-        Ok(packet) => well_formed(tally, packet),
+        Ok(packet) => well_formed(tally, packet, copy),
     }
 }
 
@@ -142,12 +150,12 @@ fn malformed(tally: Tally, reason: Malformed, destination: impl FnOnce() -> Opti
 }
 
 #[inline(always)]
-fn well_formed(tally: Tally, packet: &Packet) -> Fate {
+fn well_formed(tally: Tally, packet: &Packet, copy: impl FnOnce(u16, *mut u8, u32) -> bool) -> Fate {
     tally.add(Counter::Rocev2);
     let Some(cfg) = CONFIG.get(0) else { return Fate::Pass };
     let tap = Tap::new(cfg.ifindex, Direction::Ingress);
     if packet.bth.opcode.kind() as u8 == Kind::Cnp as u8 {
-        return cnp(cfg, tally, tap, packet);
+        return cnp(cfg, tally, tap, packet, copy);
     }
     tally.add(Counter::of_ecn(packet.ecn()));
     track::observe(cfg, tally, tap, packet);
@@ -156,7 +164,7 @@ fn well_formed(tally: Tally, packet: &Packet) -> Fate {
 
 /// A CNP for one of our queue pairs goes to the controller; rxe never sees it.
 #[inline(always)]
-fn cnp(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) -> Fate {
+fn cnp(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet, copy: impl FnOnce(u16, *mut u8, u32) -> bool) -> Fate {
     tally.add(Counter::Cnp);
     if !packet.bth.becn {
         tally.add(Counter::CnpWithoutBecn);
@@ -165,6 +173,7 @@ fn cnp(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) -> Fate {
         return Fate::Pass;
     }
     match PAIRS.get_ptr_mut(&PairKey::new(packet.src, packet.dst, packet.bth.dest_qp)) {
+        Some(_) if !is_intact(packet, copy) => tally.add(Counter::CnpBadIcrc),
         Some(pair) => {
             // SAFETY: a live map value; `cnp_rx` is an aligned u64 of it.
             unsafe { atomic::add_u64(&raw mut (*pair).cnp_rx, 1) };
@@ -179,4 +188,25 @@ fn cnp(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) -> Fate {
     }
     tally.add(Counter::CnpConsumed);
     Fate::Drop
+}
+
+/// Whether a CNP arrived as it was sent: what looks like one and was damaged may name the wrong queue pair.
+#[inline(always)]
+fn is_intact(packet: &Packet, copy: impl FnOnce(u16, *mut u8, u32) -> bool) -> bool {
+    let Some(datagram) = HEADERS.get_ptr_mut(0) else { return false };
+    let (bytes, v6) = match packet.ip {
+        // With options it is longer, and what its ICRC covers is disputed.
+        IpVersion::V4 if packet.l4_offset - packet.l3_offset != Ipv4Hdr::LEN as u16 => return false,
+        IpVersion::V4 => (icrc::CNP_LEN_V4, 0),
+        IpVersion::V6 => (icrc::CNP_LEN_V6, 1),
+    };
+    copy(packet.l3_offset, datagram.cast(), bytes as u32) && cnp_icrc_is_right(datagram.cast(), v6) != 0
+}
+
+/// A function of its own, for the verifier to follow once.
+#[inline(never)]
+fn cnp_icrc_is_right(datagram: *const [u8; icrc::CNP_LEN_V6], v6: u32) -> u32 {
+    let version = if v6 == 0 { IpVersion::V4 } else { IpVersion::V6 };
+    // SAFETY: the front of a live per-CPU map value, larger than this.
+    u32::from(icrc::is_intact_cnp(unsafe { &*datagram }, version))
 }

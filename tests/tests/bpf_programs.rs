@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use aya::programs::{TestRun as _, TestRunOptions};
 
 use roce_common::{
-    abi::{Counter, Direction, FlowKey, MarkPolicy, Pacer, PairKey, PeerQp, RateValue, Role, Space, Tap},
+    abi::{Counter, Direction, Flags, FlowKey, MarkPolicy, Pacer, PairKey, PeerQp, RateValue, Role, Space, Tap},
     psn::Psn,
     units::{Addr, Qpn},
     wire::{Aeth, Bth, Malformed, Opcode, Reth, Verdict, emit, icrc, parse},
@@ -17,6 +17,7 @@ const XDP_DROP: i32 = 1;
 const XDP_PASS: i32 = 2;
 const TC_ACT_UNSPEC: i32 = -1;
 const TC_ACT_OK: i32 = 0;
+const TC_ACT_SHOT: i32 = 2;
 
 const LOCAL: Addr = Addr::v4([10, 0, 0, 1]);
 const PEER: Addr = Addr::v4([10, 0, 0, 2]);
@@ -286,6 +287,53 @@ fn a_cnp_is_consumed_for_local_qps_and_counted_for_its_pair() {
     assert!(p.maps.flows().is_empty(), "a CNP makes no flow");
 }
 
+/// A CNP that a ConnectX-4 Lx sent, from scapy's tests: source port 0, an ICRC of the NIC's.
+const CNP_OF_A_NIC: &str = "e41d2dab2bc27cfe90643b32080045c2003c718c4000401191610a0011010a001201000012b7002800008100ffff\
+                            40000118000000000000000000000000000000000000000082fd002a";
+
+#[test]
+fn a_damaged_cnp_slows_nobody() {
+    let v6 = |last: u16| Addr(std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last).octets());
+    let nic: Vec<u8> =
+        (0..CNP_OF_A_NIC.len() / 2).map(|i| u8::from_str_radix(&CNP_OF_A_NIC[2 * i..2 * i + 2], 16).unwrap()).collect();
+    let (nic_src, nic_dst, nic_qpn) = (Addr::v4([10, 0, 17, 1]), Addr::v4([10, 0, 18, 1]), Qpn::new(0x118));
+    let mut p = programs(Role::Host);
+    p.maps.set_local(&[LOCAL, v6(1), nic_dst]).unwrap();
+    for (src, dst, qpn, frame) in [
+        (PEER, LOCAL, LOCAL_QPN, cnp(PEER, LOCAL, LOCAL_QPN)),
+        (v6(2), v6(1), LOCAL_QPN, cnp(v6(2), v6(1), LOCAL_QPN)),
+        (nic_src, nic_dst, nic_qpn, nic),
+    ] {
+        let key = PairKey::new(src, dst, qpn);
+        p.maps.add_pair(key, PEER_QPN.get()).unwrap();
+        let bth = frame.len() - 32;
+        for tc in [false, true] {
+            let mut cfg = config(Role::Host);
+            cfg.flags |= if tc { Flags::TC_INGRESS } else { 0 };
+            p.maps.set_config(cfg).unwrap();
+            // P_Key, PSN, a reserved byte, the ICRC; and the byte of FECN and BECN, which may change on the way.
+            let places = [(bth + 2, false), (bth + 11, false), (bth + 20, false), (bth + 28, false), (bth + 31, false)];
+            for (at, intact) in places.into_iter().chain([(bth + 4, true)]) {
+                let mut changed_frame = frame.clone();
+                changed_frame[at] ^= 0x40;
+                let before = p.maps.pair(key).unwrap().cnp_rx;
+                let (run, changed) = changes(&mut p, |p| {
+                    if tc {
+                        p.tc("roce_tc_ingress", &changed_frame, 0, 1).unwrap()
+                    } else {
+                        p.xdp("roce_xdp", &changed_frame, 1).unwrap()
+                    }
+                });
+                let bad = changed.contains(&(Direction::Ingress, Counter::CnpBadIcrc, 1));
+                assert_eq!(bad, !intact, "tc {tc}, byte {at}: {changed:?}");
+                assert!(changed.contains(&(Direction::Ingress, Counter::CnpConsumed, 1)), "{changed:?}");
+                assert_eq!(run.verdict, if tc { TC_ACT_SHOT } else { XDP_DROP });
+                assert_eq!(p.maps.pair(key).unwrap().cnp_rx - before, u64::from(intact));
+            }
+        }
+    }
+}
+
 #[test]
 fn the_marker_follows_its_policy_and_keeps_checksums_right() {
     let v6 = |last: u16| Addr(std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last).octets());
@@ -443,7 +491,7 @@ fn tc_ingress_does_the_whole_work_only_where_it_is_told_to() {
     let (run, changed) = changes(&mut p, |p| p.tc("roce_tc_ingress", &data, 0, 1).unwrap());
     assert_eq!((run.verdict, changed), (TC_ACT_UNSPEC, vec![]), "XDP counts this tap");
     let mut cfg = config(Role::Host);
-    cfg.flags |= roce_common::abi::Flags::TC_INGRESS;
+    cfg.flags |= Flags::TC_INGRESS;
     p.maps.set_config(cfg).unwrap();
     let (run, changed) = changes(&mut p, |p| p.tc("roce_tc_ingress", &data, 0, 1).unwrap());
     assert_eq!(run.verdict, TC_ACT_UNSPEC);
@@ -453,7 +501,7 @@ fn tc_ingress_does_the_whole_work_only_where_it_is_told_to() {
     let (_, changed) =
         changes(&mut p, |p| p.tc("roce_tc_ingress", &send(PEER, LOCAL, 0x6b, LOCAL_QPN, 2), 0, 1).unwrap());
     assert!(changed.contains(&(Direction::Ingress, Counter::NpNotReady, 1)), "{changed:?}");
-    cfg.flags |= roce_common::abi::Flags::EGRESS_READY;
+    cfg.flags |= Flags::EGRESS_READY;
     p.maps.set_config(cfg).unwrap();
     let (_, changed) =
         changes(&mut p, |p| p.tc("roce_tc_ingress", &send(PEER, LOCAL, 0x6b, LOCAL_QPN, 3), 0, 1).unwrap());

@@ -111,6 +111,8 @@ counters! {
     Transit = "transit",
     /// Packets that a capture asked for and that did not fit its ring buffer.
     CaptureLost = "capture_lost",
+    /// CNPs for a paired QP whose ICRC is wrong: consumed like the others, and nobody is slowed.
+    CnpBadIcrc = "cnp_bad_icrc",
 }
 
 impl Counter {

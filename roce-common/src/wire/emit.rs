@@ -2,10 +2,7 @@
 
 use network_types::{eth::EthHdr, ip::Ipv4Hdr, ip::Ipv6Hdr, udp::UdpHdr};
 
-use super::{
-    Aeth, AtomicEth, BTH_LEN, Bth, CNP_UDP_LEN, Deth, ICRC_LEN, IpVersion, Opcode, Reth, UDP_PORT,
-    icrc::{self, Icrc},
-};
+use super::{Aeth, AtomicEth, BTH_LEN, Bth, CNP_UDP_LEN, Deth, ICRC_LEN, IpVersion, Opcode, Reth, UDP_PORT, icrc};
 use crate::{
     psn::Psn,
     units::{Addr, Qpn},
@@ -243,11 +240,9 @@ pub fn cnp(path: &Path, version: IpVersion, dest_qp: Qpn, out: &mut [u8; CNP_FRA
             out[34..42].copy_from_slice(&udp(path, CNP_UDP_LEN as u16));
             out[42..54].copy_from_slice(&bth.to_bytes());
             out[54..70].fill(0);
-            let icrc = Icrc::start().masked(&out[14..70], |i| match i {
-                1 | 8 | 10 | 11 | 26 | 27 | 32 => 0xff,
-                _ => 0,
-            });
-            out[70..74].copy_from_slice(&icrc.finish());
+            let covered = out.first_chunk::<70>().and_then(|o| o.last_chunk());
+            let icrc = covered.map_or([0; ICRC_LEN], icrc::of_cnp_v4);
+            out[70..74].copy_from_slice(&icrc);
             CNP_FRAME_V4
         }
         IpVersion::V6 => {
@@ -255,12 +250,9 @@ pub fn cnp(path: &Path, version: IpVersion, dest_qp: Qpn, out: &mut [u8; CNP_FRA
             out[54..62].copy_from_slice(&udp(path, CNP_UDP_LEN as u16));
             out[62..74].copy_from_slice(&bth.to_bytes());
             out[74..90].fill(0);
-            let icrc = Icrc::start().masked(&out[14..90], |i| match i {
-                0 => 0x0f,
-                1 | 2 | 3 | 7 | 46 | 47 | 52 => 0xff,
-                _ => 0,
-            });
-            out[90..94].copy_from_slice(&icrc.finish());
+            let covered = out.first_chunk::<90>().and_then(|o| o.last_chunk());
+            let icrc = covered.map_or([0; ICRC_LEN], icrc::of_cnp_v6);
+            out[90..94].copy_from_slice(&icrc);
             CNP_FRAME_V6
         }
     }

@@ -1,6 +1,6 @@
 //! The invariant CRC (Linux `rxe_icrc.c`): CRC-32 over the packet with every field a router may change set to ones.
 
-use super::{BTH_LEN, ICRC_LEN, IpVersion, Packet};
+use super::{BTH_LEN, CNP_UDP_LEN, ICRC_LEN, IpVersion, Packet};
 use network_types::{ip::Ipv4Hdr, ip::Ipv6Hdr, udp::UdpHdr};
 
 /// CRC-32, reflected, polynomial 0xEDB88320.
@@ -51,6 +51,49 @@ const fn mask_udp(header: &mut [u8; UdpHdr::LEN]) {
 #[inline(always)]
 const fn mask_bth(header: &mut [u8; BTH_LEN]) {
     header[4] = 0xff;
+}
+
+/// Length of a CNP from its IP header on, over IPv4 without options.
+pub const CNP_LEN_V4: usize = Ipv4Hdr::LEN + CNP_UDP_LEN;
+/// Length of a CNP from its IP header on, over IPv6.
+pub const CNP_LEN_V6: usize = Ipv6Hdr::LEN + CNP_UDP_LEN;
+
+/// The ICRC of a CNP over IPv4, of which `datagram` is what comes before it, from the IP header on.
+#[inline(always)]
+pub fn of_cnp_v4(datagram: &[u8; CNP_LEN_V4 - ICRC_LEN]) -> [u8; ICRC_LEN] {
+    let masked = |i| match i {
+        1 | 8 | 10 | 11 | 26 | 27 | 32 => 0xff,
+        _ => 0,
+    };
+    Icrc::start().masked(datagram, masked).finish()
+}
+
+/// The same over IPv6.
+#[inline(always)]
+pub fn of_cnp_v6(datagram: &[u8; CNP_LEN_V6 - ICRC_LEN]) -> [u8; ICRC_LEN] {
+    let masked = |i| match i {
+        0 => 0x0f,
+        1 | 2 | 3 | 7 | 46 | 47 | 52 => 0xff,
+        _ => 0,
+    };
+    Icrc::start().masked(datagram, masked).finish()
+}
+
+/// Whether the ICRC of a CNP is right; `datagram` begins with its IP header, which has no options, and holds
+/// [`CNP_LEN_V4`] or [`CNP_LEN_V6`] bytes of it.
+#[inline(always)]
+pub fn is_intact_cnp(datagram: &[u8; CNP_LEN_V6], version: IpVersion) -> bool {
+    let (wire, right) = match version {
+        IpVersion::V4 => {
+            let Some((covered, rest)) = datagram.split_first_chunk() else { return false };
+            (rest.first_chunk(), of_cnp_v4(covered))
+        }
+        IpVersion::V6 => {
+            let Some((covered, rest)) = datagram.split_first_chunk() else { return false };
+            (rest.first_chunk(), of_cnp_v6(covered))
+        }
+    };
+    wire == Some(&right)
 }
 
 /// A running ICRC.

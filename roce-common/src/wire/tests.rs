@@ -106,6 +106,28 @@ fn builders_reproduce_the_vectors_byte_for_byte() {
 }
 
 #[test]
+fn the_icrc_of_a_cnp_is_judged_without_parsing_it() {
+    for (frame, version) in [(CNP_V4, IpVersion::V4), (CNP_V6, IpVersion::V6)] {
+        let frame = unhex(frame);
+        for at in 0..(frame.len() - 14) * 8 {
+            let mut datagram = [0xa5; icrc::CNP_LEN_V6];
+            datagram[..frame.len() - 14].copy_from_slice(&frame[14..]);
+            assert!(icrc::is_intact_cnp(&datagram, version));
+            datagram[at / 8] ^= 1 << (at % 8);
+            let mut damaged = frame.clone();
+            damaged[14 + at / 8] ^= 1 << (at % 8);
+            let by_parser = match parse(&damaged[..]) {
+                Verdict::Roce(p) if p.bth.opcode == Opcode::CNP => icrc::is_valid(&damaged, &p),
+                _ => None,
+            };
+            if let Some(right) = by_parser {
+                assert_eq!(icrc::is_intact_cnp(&datagram, version), right, "{version:?}, bit {at}");
+            }
+        }
+    }
+}
+
+#[test]
 fn source_port_matches_the_kernel_helper() {
     for (l, r, port) in [
         (0x11, 0x12, 0xc132),
