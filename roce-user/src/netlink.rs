@@ -1,14 +1,18 @@
-//! Route netlink: links and addresses; in `tc`, queueing disciplines and their classes.
+//! Route netlink: links and addresses; in `tc`, queueing disciplines and their classes; in `rdma`, the RDMA devices and their
+//! queue pairs by netlink of their own.
 //!
 //! Synchronous requests on a socket of the calling thread's network namespace; answers are typed by
-//! `netlink-packet-route`.
+//! `netlink-packet-route`, those about RDMA by `rdma`.
 
+pub mod rdma;
 mod tc;
 
 use std::{io, net::IpAddr};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
+};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
@@ -48,48 +52,13 @@ impl Netlink {
     /// # Errors
     /// When the kernel refuses the socket.
     pub fn open() -> Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE).context("cannot open a netlink socket")?;
-        socket.bind_auto().context("cannot bind a netlink socket")?;
-        socket.connect(&SocketAddr::new(0, 0)).context("cannot connect a netlink socket")?;
+        let socket = open(NETLINK_ROUTE).context("cannot open a netlink socket")?;
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Sends one request and collects the answers.
     fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
         self.sequence = self.sequence.wrapping_add(1);
-        let mut request = NetlinkMessage::from(message);
-        request.header.flags = NLM_F_REQUEST | flags;
-        request.header.sequence_number = self.sequence;
-        request.finalize();
-        let mut buffer = vec![0; request.buffer_len()];
-        request.serialize(&mut buffer);
-        self.socket.send(&buffer, 0)?;
-        let mut answers = Vec::new();
-        loop {
-            let (datagram, _) = self.socket.recv_from_full()?;
-            let mut rest = &datagram[..];
-            while !rest.is_empty() {
-                let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
-                    .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
-                let length = (answer.header.length as usize).next_multiple_of(4).clamp(1, rest.len());
-                rest = &rest[length..];
-                if answer.header.sequence_number != self.sequence {
-                    continue;
-                }
-                match answer.payload {
-                    NetlinkPayload::Done(_) => return Ok(answers),
-                    NetlinkPayload::Error(e) if e.code.is_none() => return Ok(answers),
-                    NetlinkPayload::Error(e) => return Err(e.to_io()),
-                    NetlinkPayload::InnerMessage(inner) => {
-                        answers.push(inner);
-                        if flags & (NLM_F_DUMP | NLM_F_ACK) == 0 {
-                            return Ok(answers);
-                        }
-                    }
-                    _ => {}
-                }
-            }
-        }
+        exchange(&self.socket, self.sequence, message, flags)
     }
 
     /// The link called `name`, or `None` where there is none.
@@ -142,6 +111,55 @@ impl Netlink {
         addresses.sort_unstable();
         addresses.dedup();
         Ok(addresses)
+    }
+}
+
+/// A connected socket of the calling thread's network namespace.
+fn open(protocol: isize) -> io::Result<Socket> {
+    let mut socket = Socket::new(protocol)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    Ok(socket)
+}
+
+/// Sends one request and collects the answers.
+fn exchange<M>(socket: &Socket, sequence: u32, message: M, flags: u16) -> io::Result<Vec<M>>
+where
+    M: NetlinkSerializable + NetlinkDeserializable,
+    NetlinkPayload<M>: From<M>,
+{
+    let mut request = NetlinkMessage::from(message);
+    request.header.flags = NLM_F_REQUEST | flags;
+    request.header.sequence_number = sequence;
+    request.finalize();
+    let mut buffer = vec![0; request.buffer_len()];
+    request.serialize(&mut buffer);
+    socket.send(&buffer, 0)?;
+    let mut answers = Vec::new();
+    loop {
+        let (datagram, _) = socket.recv_from_full()?;
+        let mut rest = &datagram[..];
+        while !rest.is_empty() {
+            let answer = NetlinkMessage::<M>::deserialize(rest)
+                .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
+            let length = (answer.header.length as usize).next_multiple_of(4).clamp(1, rest.len());
+            rest = &rest[length..];
+            if answer.header.sequence_number != sequence {
+                continue;
+            }
+            match answer.payload {
+                NetlinkPayload::Done(_) => return Ok(answers),
+                NetlinkPayload::Error(e) if e.code.is_none() => return Ok(answers),
+                NetlinkPayload::Error(e) => return Err(e.to_io()),
+                NetlinkPayload::InnerMessage(inner) => {
+                    answers.push(inner);
+                    if flags & (NLM_F_DUMP | NLM_F_ACK) == 0 {
+                        return Ok(answers);
+                    }
+                }
+                _ => {}
+            }
+        }
     }
 }
 
