@@ -35,7 +35,7 @@ use super::{
     reaction::Reactions,
 };
 use crate::{
-    control::{Command, Core, FlowSeen, LocalQp, Stats},
+    control::{Command, Core, FlowSeen, KernelList, KernelStats, LocalQp, Stats},
     dataplane::Maps,
     pacer::Pacer,
 };
@@ -85,6 +85,10 @@ pub enum Order {
     Flows(Vec<FlowSeen>),
     /// The kernel's count of CNPs of each pair.
     CnpCounts(Vec<(LocalQp, Addr, u32)>),
+    /// The kernel's answer to [`News::AskKernel`].
+    Kernel(KernelList),
+    /// CNPs came for queue pairs that are not paired.
+    UnpairedCnps,
     /// Limiters that stand in the map: those nobody has heard of were started, and the news was lost.
     Limiters {
         /// The interface.
@@ -100,6 +104,8 @@ pub enum News {
     Event(Event),
     /// A queue pair may send more or less.
     Rate(RateChange),
+    /// The kernel is to be asked for its connected queue pairs.
+    AskKernel,
     /// Something the user should know.
     Notice(String),
 }
@@ -109,6 +115,10 @@ pub enum News {
 pub struct Progress {
     /// What it counted.
     pub stats: Stats,
+    /// What the kernel's list of queue pairs was good for.
+    pub kernel: KernelStats,
+    /// Pairs.
+    pub pairs: usize,
     /// Limited queue pairs.
     pub limited: usize,
     /// How long CNPs took to become rates.
@@ -369,6 +379,8 @@ impl Controller {
                     self.core.on_cnp_count(local, peer, count, now, &mut self.commands);
                 }
             }
+            Order::Kernel(list) => self.core.on_kernel(&list, monotonic(), &mut self.commands),
+            Order::UnpairedCnps => self.core.on_unpaired_cnps(monotonic(), &mut self.commands),
             Order::Limiters { ifindex, keys } => {
                 let now = monotonic();
                 for key in keys {
@@ -418,6 +430,7 @@ impl Controller {
                         self.pacer.release(&mut self.maps, key)?;
                     }
                 }
+                Command::AskKernel => self.show(outbox, News::AskKernel),
                 Command::Notice(notice) => self.show(outbox, News::Notice(format!("{}: {notice}", notice.name()))),
             }
             // The rate first: whoever is told can wait.
@@ -440,6 +453,8 @@ impl Controller {
     fn publish(&mut self, shared: &Mutex<Progress>) {
         self.progress.stats = self.core.stats();
         self.progress.limited = self.core.limited_len();
+        self.progress.kernel = *self.core.pairs().kernel_stats();
+        self.progress.pairs = self.core.pairs().len();
         shared.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.progress);
     }
 }

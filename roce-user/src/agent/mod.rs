@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `open` | settings → attachment, pacer, controller |
 //! | `congestion` | what a congestion point shows |
+//! | `queue_pairs` | what the kernel tells of queue pairs: who owns them, for reports and for the pairing |
 //! | `controller` | the control thread: CNPs in, rates out |
 //! | `reaction` | how long that takes |
 //! | `run` | the loop of everything else |
@@ -17,6 +18,7 @@ mod controller;
 mod open;
 mod packets;
 mod publish;
+mod queue_pairs;
 mod reaction;
 mod report;
 mod run;
@@ -26,6 +28,7 @@ pub use congestion::{CongestionLine, congestion_lines};
 pub use controller::{Controller, News, Order, Progress, Running, Wait};
 pub use open::{Agent, Plan, detected_link_rate};
 pub use publish::RateChange;
+pub use queue_pairs::{Ends, Owners};
 pub use reaction::Reactions;
 pub use report::{FlowLine, Output, flow_lines};
 

@@ -17,9 +17,12 @@ use crate::{
     control::Core,
     dataplane::{self, Attachment, FlowWalker, Maps, Options, Pins},
     events,
-    netlink::{LinkInfo, Netlink, link_speed},
+    netlink::{
+        LinkInfo, Netlink, link_speed,
+        rdma::{self, Rdma},
+    },
     pacer::{self, Edt, Htb, Pacer},
-    rdma,
+    rdma as devices,
 };
 
 /// Most telemetry events of a CPU in 1/16 s: about 160,000 a second and CPU reach the controller at the most.
@@ -37,7 +40,7 @@ pub struct Plan {
     /// Why that hook, where it was not asked for.
     pub ingress_reason: Option<&'static str>,
     /// RDMA devices on the interface.
-    pub rdma: rdma::Devices,
+    pub rdma: devices::Devices,
     /// Leave programs and pins in place at the end.
     pub keep: bool,
     /// Where packets around what happens are recorded.
@@ -62,6 +65,10 @@ pub struct Agent {
     /// The rate at which queue pairs start, where they are held to one.
     pub(super) start_rate: Option<Rate>,
     pub(super) locals: Vec<Addr>,
+    /// What the kernel last said of its queue pairs.
+    pub(super) rdma: Rdma,
+    /// CNPs without a pair at the last look.
+    pub(super) cnps_unpaired: u64,
     /// Flows at the last walk.
     pub(super) flows_seen: usize,
     /// Bytes of each flow of the last report, for rates.
@@ -97,7 +104,7 @@ impl Plan {
             }
             None => (config::Ingress::Xdp, Some("the default on a physical device")),
         };
-        let rdma = rdma::devices(&link.name);
+        let rdma = devices::devices(&link.name);
         Self { link, settings, ingress, ingress_reason, rdma, keep, capture: None }
     }
 
@@ -176,6 +183,7 @@ impl Agent {
             None => None,
         };
         let locals = local_addresses()?;
+        let rdma = rdma::list();
         attachment.maps.set_local(&locals)?;
         attachment.maps.set_cp_classes(&s.cp_classes.classes, &s.cp_classes.of_dscp)?;
         attachment.maps.beat(super::monotonic().0)?;
@@ -214,6 +222,8 @@ impl Agent {
             qdisc,
             pacer_reason,
             locals,
+            rdma,
+            cnps_unpaired: 0,
             flows_seen: 0,
             start_rate: start,
             last_bytes: HashMap::new(),

@@ -48,7 +48,9 @@ impl RatesTold {
             Command::SetRate { key, rate } => (*key, Some(*rate)),
             Command::Adopt { key, .. } => (*key, start),
             Command::Release { key } | Command::ClearRate { key } | Command::Forget { key } => (*key, None),
-            Command::AddPair { .. } | Command::RemovePair { .. } | Command::Notice(_) => return None,
+            Command::AddPair { .. } | Command::RemovePair { .. } | Command::AskKernel | Command::Notice(_) => {
+                return None;
+            }
         };
         let local = local_of(&key);
         let Some(rate) = limit else {

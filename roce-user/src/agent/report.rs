@@ -16,12 +16,14 @@ use roce_common::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Agent, Progress, Reactions, congestion_lines, monotonic, run::limit};
+use super::{Agent, Ends, Owners, Progress, Reactions, congestion_lines, monotonic, run::limit};
 use crate::{
+    control::{KernelStats, Unknown},
     dataplane::Maps,
     events::{EventLine, Record, Wall, tap_name},
     export::{FlowReport, SCHEMA},
     facts::RttReport,
+    netlink::rdma::Rdma,
     tui,
 };
 
@@ -34,6 +36,9 @@ pub struct FlowLine {
     /// The flow, by the names of schema 1.
     #[serde(flatten)]
     pub flow: FlowReport,
+    /// Its queue pairs, and whose the local one is.
+    #[serde(flatten)]
+    pub ends: Ends,
     /// Payload bits per second since the last report; since the start in a summary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_bps: Option<u64>,
@@ -46,10 +51,11 @@ pub struct FlowLine {
 }
 
 /// The flows of one interface's maps as report lines, the busiest first, at most as many as a report takes; and how many
-/// there are.
+/// there are. `rdma` is what the kernel said of its queue pairs.
 pub fn flow_lines(
     name: &str,
     maps: &Maps,
+    rdma: &Rdma,
     flows: &[(FlowKey, Flow)],
     mut rate: impl FnMut(&FlowKey, &Flow) -> Option<u64>,
 ) -> (Vec<FlowLine>, usize) {
@@ -70,6 +76,7 @@ pub fn flow_lines(
         order.truncate(REPORTED_FLOWS);
     }
     order.sort_unstable_by_key(rank);
+    let mut owners = Owners::new(rdma, maps);
     let lines = order
         .into_iter()
         .map(|(key, flow)| {
@@ -83,6 +90,7 @@ pub fn flow_lines(
             }
             FlowLine {
                 flow: report,
+                ends: owners.ends(key, maps),
                 rate_bps: rate(key, &flow),
                 limit_bps: (key.tap.direction() == Direction::Egress)
                     .then(|| limit(maps, PeerQp::new(key.dst, key.dest_qp())))
@@ -169,6 +177,7 @@ impl Output {
                 "link_rate_given": s.link_rate_given,
                 "rxe": plan.rdma.soft,
                 "rdma_hardware": plan.rdma.hardware,
+                "rdma_netlink": agent.rdma.availability(),
             }));
         }
         let why = |reason: &Option<&str>| reason.map_or(String::new(), |r| format!(" ({r})"));
@@ -224,7 +233,7 @@ impl Agent {
         let last = std::mem::take(&mut self.last_bytes);
         // A flow that was not in the last report is new, or was not among its busiest: then its rate is not known.
         let complete = last.len() < REPORTED_FLOWS;
-        let (lines, _) = flow_lines(&name, &self.attachment.maps, flows, |key, flow| {
+        let (lines, _) = flow_lines(&name, &self.attachment.maps, &self.rdma, flows, |key, flow| {
             let before = last.get(key).copied().or(complete.then_some(0))?;
             Some(bits_per_sec(flow.bytes.saturating_sub(before), elapsed))
         });
@@ -261,8 +270,9 @@ impl Agent {
         let mut output = output.borrow_mut();
         let elapsed = monotonic().since(output.start).0.max(1);
         let name = &self.plan.link.name;
-        let (lines, total) =
-            flow_lines(name, &self.attachment.maps, &flows, |_, flow| Some(bits_per_sec(flow.bytes, elapsed)));
+        let (lines, total) = flow_lines(name, &self.attachment.maps, &self.rdma, &flows, |_, flow| {
+            Some(bits_per_sec(flow.bytes, elapsed))
+        });
         let counters = self.all_counters()?;
         let stats = progress.stats;
         if !output.json {
@@ -301,6 +311,8 @@ impl Agent {
                 "limited": progress.limited,
                 "reaction_ns": reactions_json(&progress.reactions),
                 "events_not_shown": progress.not_shown,
+                "pairs": progress.pairs,
+                "kernel_pairing": kernel_json(&progress.kernel),
             },
             "flows_total": total,
             "flows": lines,
@@ -316,6 +328,18 @@ fn reactions_json(reactions: &Reactions) -> Value {
         "p50": share(0.5),
         "p99": share(0.99),
         "max": reactions.max().as_nanos() as u64,
+    })
+}
+
+/// What the kernel's list of queue pairs was good for.
+fn kernel_json(stats: &KernelStats) -> Value {
+    let unknown: BTreeMap<_, _> = Unknown::ALL.iter().map(|why| (why.name(), stats.unknown[*why as usize])).collect();
+    json!({
+        "asked": stats.asked,
+        "paired": stats.paired,
+        "paired_first": stats.first,
+        "withdrawn": stats.withdrawn,
+        "unknown_by_reason": unknown,
     })
 }
 

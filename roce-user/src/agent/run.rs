@@ -18,6 +18,7 @@ use tokio::{
 use super::{
     Agent, News, Order, Output, Running, monotonic,
     open::{Logger, local_addresses},
+    queue_pairs,
     report::REPORTED_FLOWS,
 };
 use crate::{
@@ -97,6 +98,7 @@ impl Agent {
         report.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut round = 0u64;
         let mut walk = None;
+        let mut question = None;
         loop {
             tokio::select! {
                 biased;
@@ -108,6 +110,7 @@ impl Agent {
                     self.recover_cnps(running)?;
                     self.publisher.not_shown(running.progress().not_shown);
                     self.recover_starts(running)?;
+                    self.look_for_unpaired(running)?;
                     if self.flows_seen < MANY_FLOWS || round.is_multiple_of(10) {
                         self.start_walk(&mut walk);
                     }
@@ -117,6 +120,11 @@ impl Agent {
                     self.walker = Some(walker);
                     self.take_flows(output, running, &flows?)?;
                 }
+                answer = end_of(&mut question) => {
+                    let (list, rdma) = answer?;
+                    running.tell(Order::Kernel(list));
+                    self.rdma = rdma;
+                }
                 said = news.recv() => match said {
                     Some(News::Event(event)) => {
                         for record in self.publisher.packet(&event) {
@@ -124,6 +132,9 @@ impl Agent {
                         }
                     }
                     Some(News::Rate(change)) => self.publisher.rate(&change),
+                    Some(News::AskKernel) => {
+                        question.get_or_insert_with(|| task::spawn_blocking(queue_pairs::ask));
+                    }
                     Some(News::Notice(text)) => {
                         let record = self.publisher.notice(text);
                         output.borrow_mut().event(&self.plan.link.name, &record)?;
@@ -188,6 +199,16 @@ impl Agent {
         Ok(())
     }
 
+    /// CNPs for queue pairs without a pair are a reason to ask the kernel once more.
+    fn look_for_unpaired(&mut self, running: &Running) -> Result<()> {
+        let unpaired = self.attachment.maps.counters(Direction::Ingress)?[Counter::CnpUnpaired as usize];
+        if unpaired != self.cnps_unpaired {
+            self.cnps_unpaired = unpaired;
+            running.tell(Order::UnpairedCnps);
+        }
+        Ok(())
+    }
+
     /// Limiters that the egress program made and whose news was lost are still in the map: no queue pair may stay at the
     /// start rate for that.
     fn recover_starts(&mut self, running: &Running) -> Result<()> {
@@ -245,12 +266,12 @@ impl Agent {
 /// A walk over the flows under way on another thread.
 type Walk = Option<JoinHandle<(FlowWalker, Result<Vec<(FlowKey, Flow)>>)>>;
 
-/// Waits for the end of a walk; for ever where there is none.
-async fn end_of(walk: &mut Walk) -> Result<(FlowWalker, Result<Vec<(FlowKey, Flow)>>)> {
-    let Some(running) = walk else { return std::future::pending().await };
+/// Waits for the end of what is under way on another thread; for ever where nothing is.
+async fn end_of<T>(work: &mut Option<JoinHandle<T>>) -> Result<T> {
+    let Some(running) = work else { return std::future::pending().await };
     let ended = running.await;
-    *walk = None;
-    ended.context("the walk over the flows panicked")
+    *work = None;
+    ended.context("a thread of the agent panicked")
 }
 
 /// Passes the BPF programs' development messages on to the log.

@@ -17,7 +17,7 @@ use crate::{
     events,
     export::{FlowReport, SCHEMA},
     facts::detail,
-    netlink::{LinkInfo, Netlink, require_link},
+    netlink::{LinkInfo, Netlink, rdma, require_link},
     tui,
 };
 
@@ -47,7 +47,8 @@ const MOST_DETAILED: usize = 64;
 
 const EXAMPLES: &str = "\
 Counters come from the pinned maps. Why packets were repeated and where they were lost is told by the agent (`roce run`), since it
-started; without one the counters remain.
+started; without one the counters remain. Queue pairs, devices and processes are named by the kernel where it has RDMA
+(`roce status` says), both ends where they are paired.
 
 Examples:
   roce flows                       a table of every attached interface
@@ -78,6 +79,7 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
     dataplane::check(&args.bpffs)?;
     let only = only(args.iface.as_ref())?;
     let links = Netlink::open()?.links()?;
+    let rdma = rdma::list();
     let mut lines: Vec<FlowLine> = Vec::new();
     let mut tables = Vec::new();
     let mut attached = 0;
@@ -92,7 +94,7 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
         let name = link.map_or_else(|| format!("if{ifindex}"), |l| l.name.clone());
         let maps = Maps::open(&pins)?;
         let all = maps.flows();
-        let (mut these, total) = flow_lines(&name, &maps, &all, |_, _| None);
+        let (mut these, total) = flow_lines(&name, &maps, &rdma, &all, |_, _| None);
         let told = link.map_or(Ok(None), events::story)?;
         if let Some(told) = &told {
             story::add(&mut these, told);

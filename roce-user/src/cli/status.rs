@@ -11,13 +11,16 @@ use roce_common::{
     units::Nanos,
 };
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     agent::{CongestionLine, congestion_lines, monotonic},
     dataplane::{self, DEFAULT_BPFFS, Maps, Pins},
     export::SCHEMA,
-    netlink::Netlink,
+    netlink::{
+        LinkInfo, Netlink,
+        rdma::{self, Device},
+    },
     tui,
 };
 
@@ -61,9 +64,13 @@ pub(super) fn status(args: &StatusArgs) -> Result<()> {
     if lines.is_empty() {
         bail!("nothing is attached in this network namespace: start `roce run --iface …` first");
     }
+    let rdma = rdma::list();
     let mut out = io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", json!({"schema": SCHEMA, "kind": "status", "interfaces": lines}))?;
+        let devices: Vec<_> = rdma.devices().iter().map(|d| device(d, &links)).collect();
+        let rdma = json!({"netlink": rdma.availability(), "devices": devices});
+        let all = json!({"schema": SCHEMA, "kind": "status", "interfaces": lines, "rdma": rdma});
+        writeln!(out, "{all}")?;
         return Ok(());
     }
     for l in &lines {
@@ -82,7 +89,21 @@ pub(super) fn status(args: &StatusArgs) -> Result<()> {
             writeln!(out, "  {class}")?;
         }
     }
+    writeln!(out, "RDMA netlink: {}", rdma.availability())?;
+    for d in rdma.devices() {
+        let on = interfaces(d, &links);
+        let place = if on.is_empty() { "no interface of this network namespace".into() } else { on.join(", ") };
+        writeln!(out, "  {} on {place}: {} queue pairs", d.name, d.qps.len())?;
+    }
     Ok(())
+}
+
+fn interfaces(device: &Device, links: &[LinkInfo]) -> Vec<String> {
+    links.iter().filter(|l| device.ifindexes.contains(&l.index)).map(|l| l.name.clone()).collect()
+}
+
+fn device(device: &Device, links: &[LinkInfo]) -> Value {
+    json!({"name": device.name, "interfaces": interfaces(device, links), "queue_pairs": device.qps.len()})
 }
 
 fn line(iface: String, ifindex: u32, maps: &Maps, netlink: &mut Netlink) -> Result<Line> {

@@ -12,7 +12,7 @@ use roce_common::{
 
 use super::{
     Command, Notice,
-    pairs::{Change, FlowSeen, Limits, LocalQp, Observation, Pair, PairTable},
+    pairs::{Change, FlowSeen, KernelList, Limits, LocalQp, Observation, Pair, PairTable},
 };
 
 /// A rate is worth a command when it differs from the last one by more than this part of it. Cuts and the arrival at
@@ -282,6 +282,26 @@ impl Core {
         };
         self.pairs.observe(&observation, now);
         self.follow_pairs(out);
+        self.ask_kernel(now, out);
+    }
+
+    /// The kernel's answer to [`Command::AskKernel`].
+    pub fn on_kernel(&mut self, list: &KernelList, now: Nanos, out: &mut Vec<Command>) {
+        self.pairs.tell_kernel(list, now);
+        self.follow_pairs(out);
+        self.ask_kernel(now, out);
+    }
+
+    /// CNPs came for queue pairs that are not paired.
+    pub fn on_unpaired_cnps(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        self.pairs.ask_again(now);
+        self.ask_kernel(now, out);
+    }
+
+    fn ask_kernel(&mut self, now: Nanos, out: &mut Vec<Command>) {
+        if self.pairs.ask_kernel(now) {
+            out.push(Command::AskKernel);
+        }
     }
 
     /// The egress program has limited a queue pair of interface `ifindex` at the start rate. Told twice it is heard once.
@@ -340,6 +360,7 @@ impl Core {
     pub fn advance(&mut self, now: Nanos, mut bytes_sent: impl FnMut(&PeerQp) -> Option<u64>, out: &mut Vec<Command>) {
         self.pairs.advance(now);
         self.follow_pairs(out);
+        self.ask_kernel(now, out);
         for _ in 0..LOOKS {
             let Some(&(_, key)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) else { break };
             self.deadlines.pop_first();

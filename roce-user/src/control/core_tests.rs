@@ -2,10 +2,11 @@ use proptest::prelude::*;
 use roce_common::{
     abi::{Direction, Tap},
     dcqcn::{Fabric, Params},
-    wire::source_port,
+    wire::{Service, source_port},
 };
 
 use super::*;
+use crate::control::KernelQp;
 
 const L: Addr = Addr::v4([10, 0, 0, 1]);
 const P: Addr = Addr::v4([10, 0, 0, 2]);
@@ -71,6 +72,12 @@ impl Harness {
 
     fn feed(&mut self, event: Event) -> Vec<Command> {
         self.core.on_event(&event, Nanos(self.now), &mut self.out);
+        self.taken()
+    }
+
+    /// What was commanded, questions to the kernel aside.
+    fn taken(&mut self) -> Vec<Command> {
+        self.out.retain(|c| *c != Command::AskKernel);
         std::mem::take(&mut self.out)
     }
 
@@ -84,7 +91,14 @@ impl Harness {
     fn advance(&mut self, ns: u64) -> Vec<Command> {
         self.now += ns;
         self.core.advance(Nanos(self.now), |_| None, &mut self.out);
-        std::mem::take(&mut self.out)
+        self.taken()
+    }
+
+    /// The kernel answers at once.
+    fn kernel(&mut self, qps: Option<&[KernelQp]>) -> Vec<Command> {
+        let list = KernelList::new(Nanos(self.now), qps);
+        self.core.on_kernel(&list, Nanos(self.now), &mut self.out);
+        self.taken()
     }
 
     /// Follows the deadlines until no limiter is left.
@@ -309,6 +323,25 @@ fn a_started_limiter_lasts_while_it_sends_and_goes_when_it_idles() {
 }
 
 #[test]
+fn a_cnp_finds_a_queue_pair_that_only_the_kernel_knows() {
+    let mut h = Harness::new(config());
+    h.core.on_event(
+        &event(EventKind::FirstSight, Direction::Egress, L, P, 42, 7, 0x07, 49_152),
+        Nanos(h.now),
+        &mut h.out,
+    );
+    assert_eq!(std::mem::take(&mut h.out), [Command::AskKernel]);
+    let commands = h.kernel(Some(&[KernelQp { local: local(17), remote: Qpn::new(42), service: Service::Rc }]));
+    assert_eq!(commands, [Command::AddPair { local: local(17), local_addr: L, peer: P, remote: Qpn::new(42) }]);
+    let cut = h.feed(cnp(P, 17));
+    assert!(matches!(cut[..], [Command::SetRate { key, .. }] if key == PeerQp::new(P, Qpn::new(42))), "{cut:?}");
+    assert!(h.feed(cnp(EVIL, 17)).is_empty());
+    // The queue pair is destroyed: neither pair nor limiter stays.
+    let gone = h.kernel(Some(&[]));
+    assert!(matches!(gone[..], [Command::ClearRate { .. }, Command::RemovePair { .. }]), "{gone:?}");
+}
+
+#[test]
 fn a_start_without_room_is_opened() {
     let mut h = Harness::new(CoreConfig { limiters: 1, ..config() });
     h.feed(started(42));
@@ -330,6 +363,8 @@ enum Operation {
     Garbage { kind: u32, ingress: bool, src: u8, dst: u8, qpn: u32, psn: u32, opcode: u8, port: u16 },
     /// The kernel's counter of a pair.
     Count { qp: u32, count: u32 },
+    /// The kernel lists some connections, these or their neighbours, or has no list.
+    Kernel { from: u32, shift: u32, none: bool },
     /// Time passes; limiters report this many bytes.
     Time { ns: u64, bytes: u64 },
 }
@@ -342,6 +377,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (0u32..14, any::<bool>(), 0u8..5, 0u8..5, prop_oneof![90u32..120, any::<u32>()], any::<u32>(), any::<u8>(), any::<u16>())
             .prop_map(|(kind, ingress, src, dst, qpn, psn, opcode, port)| Operation::Garbage { kind, ingress, src, dst, qpn, psn, opcode, port }),
         1 => (0u32..8, any::<u32>()).prop_map(|(qp, count)| Operation::Count { qp, count }),
+        2 => (0u32..8, 0u32..2, any::<bool>()).prop_map(|(from, shift, none)| Operation::Kernel { from, shift, none }),
         4 => (0u64..20_000_000, any::<u64>()).prop_map(|(ns, bytes)| Operation::Time { ns, bytes }),
         1 => (0u64..3_600_000_000_000, any::<u64>()).prop_map(|(ns, bytes)| Operation::Time { ns, bytes }),
     ]
@@ -398,7 +434,7 @@ proptest! {
                         prop_assert!(rates.remove(&key).is_some());
                         last_cut.remove(&key);
                     }
-                    Command::Notice(_) => {}
+                    Command::AskKernel | Command::Notice(_) => {}
                 }
             }
             Ok(())
@@ -437,6 +473,13 @@ proptest! {
                     h.core.on_cnp_count(local(100 + qp), P, count, now, &mut h.out);
                     let commands = std::mem::take(&mut h.out);
                     apply(commands, h.now, Some(P), &mut rates, &mut pairs, &mut last_cut)?;
+                }
+                Operation::Kernel { from, shift, none } => {
+                    let qps: Vec<_> = (from..8)
+                        .map(|i| KernelQp { local: local(100 + i), remote: Qpn::new(900 + i + shift), service: Service::Rc })
+                        .collect();
+                    let commands = h.kernel((!none).then_some(&qps[..]));
+                    apply(commands, h.now, None, &mut rates, &mut pairs, &mut last_cut)?;
                 }
                 Operation::Time { ns, bytes } => {
                     h.now += ns;

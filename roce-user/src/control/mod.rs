@@ -16,7 +16,10 @@ use roce_common::{
 
 pub use self::{
     core::{Core, CoreConfig, Ignored, Stats},
-    pairs::{Change, FlowSeen, Limits, LocalQp, Observation, Pair, PairTable, SETTLE},
+    pairs::{
+        Change, FlowSeen, KernelList, KernelQp, KernelStats, Limits, LocalQp, Observation, Pair, PairTable, SETTLE,
+        Unknown,
+    },
 };
 
 /// What the shell has to do.
@@ -74,6 +77,8 @@ pub enum Command {
         /// Where the limiter is.
         key: PeerQp,
     },
+    /// Ask the kernel which queue pairs of this host are connected to which, and hand the answer to [`Core::on_kernel`].
+    AskKernel,
     /// Something the user should know.
     Notice(Notice),
 }

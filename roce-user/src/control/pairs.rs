@@ -8,6 +8,7 @@
 
 mod age;
 mod conclude;
+mod kernel;
 mod types;
 
 use std::collections::{HashMap, VecDeque};
@@ -19,7 +20,11 @@ use roce_common::{
     wire::{Kind, Service},
 };
 
-pub use self::types::{Change, FlowSeen, Limits, LocalQp, Observation, Pair};
+use self::kernel::Asking;
+pub use self::{
+    kernel::{KernelList, KernelQp, KernelStats, Unknown},
+    types::{Change, FlowSeen, Limits, LocalQp, Observation, Pair},
+};
 
 /// How long a response waits before its PSN is held against flows that have not been seen to reach it: two of the
 /// 1/16-second ticks by which the kernel side limits its events, and some.
@@ -72,8 +77,16 @@ struct Side {
     flows: HashMap<u32, Flow>,
     /// By the destination QPN of the responses.
     streams: HashMap<u32, Stream>,
+    /// Flows of unreliable connections, which nobody answers, by their destination QPN: when they were seen.
+    one_way: HashMap<u32, Nanos>,
     /// Flows had to be refused: something unseen may explain any response.
     blind: bool,
+}
+
+impl Side {
+    fn len(&self) -> usize {
+        self.flows.len() + self.streams.len() + self.one_way.len()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -91,7 +104,7 @@ impl Group {
     }
 
     fn len(&self) -> usize {
-        self.us.flows.len() + self.us.streams.len() + self.peer.flows.len() + self.peer.streams.len()
+        self.us.len() + self.peer.len()
     }
 }
 
@@ -106,6 +119,7 @@ pub struct PairTable {
     /// Streams with waiting responses, in the order in which the first of them settles.
     due: VecDeque<(Nanos, Hosts, Requester, u32)>,
     changes: Vec<Change>,
+    asking: Asking,
     /// As [`Side::blind`], for hosts of which nothing is remembered.
     overflowed: bool,
     swept: Nanos,
@@ -124,6 +138,7 @@ impl PairTable {
             by_remote: HashMap::new(),
             due: VecDeque::new(),
             changes: Vec::new(),
+            asking: Asking::default(),
             overflowed: false,
             swept: Nanos(0),
             refused: 0,
@@ -176,27 +191,32 @@ impl PairTable {
         std::mem::take(&mut self.changes)
     }
 
-    /// When [`Self::advance`] next has something to do.
+    /// When [`Self::advance`] or [`Self::ask_kernel`] next has something to do.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let sweep = (self.entries > 0).then_some(Nanos(self.swept.0.saturating_add(self.sweep_every().0)));
-        self.due.front().map(|d| d.0).into_iter().chain(sweep).min()
+        self.due.front().map(|d| d.0).into_iter().chain(sweep).chain(self.ask_at()).min()
     }
 
-    /// Takes in one packet. Only reliable connections pair; the GSI and everything else is passed over.
+    /// Takes in one packet of a connected service; the GSI and everything else is passed over.
     pub fn observe(&mut self, o: &Observation, now: Nanos) {
-        if o.opcode.service() != Service::Rc || o.dest_qp == Qpn::GSI || o.dest_qp == Qpn::MULTICAST {
+        let service = o.opcode.service();
+        if !matches!(service, Service::Rc | Service::Uc) || o.dest_qp == Qpn::GSI || o.dest_qp == Qpn::MULTICAST {
             return;
         }
         let sent = o.direction == Direction::Egress;
         let (local, peer) = if sent { (o.src, o.dst) } else { (o.dst, o.src) };
         let hosts = Hosts { ifindex: o.ifindex, local, peer };
         match (o.opcode.kind(), sent) {
+            (Kind::Request, _) if service == Service::Uc => {
+                self.one_way(hosts, if sent { Requester::Us } else { Requester::Peer }, o, now);
+            }
             (Kind::Request, true) => self.request(hosts, Requester::Us, o, now),
             (Kind::Request, false) => self.request(hosts, Requester::Peer, o, now),
             (Kind::Response, false) => self.response(hosts, Requester::Us, o, now),
             (Kind::Response, true) => self.response(hosts, Requester::Peer, o, now),
             (Kind::Cnp, _) => {}
         }
+        self.wonder(hosts, sent, o, now);
     }
 
     /// Takes in what the kernel's own table knows of a request flow: exact where samples lag.
@@ -271,6 +291,19 @@ impl PairTable {
             let slack = self.slack();
             self.drop_unsupported(hosts, requester, |last| fit(&rules, last, slack) != Fit::No);
         }
+    }
+
+    /// A packet of an unreliable connection: only the kernel knows its other end.
+    fn one_way(&mut self, hosts: Hosts, requester: Requester, o: &Observation, now: Nanos) {
+        let key = o.dest_qp.get();
+        let known = self.groups.get_mut(&hosts).is_some_and(|g| g.side(requester).one_way.contains_key(&key));
+        if !known {
+            if !self.room(hosts, now, |g| g.side(requester).one_way.len()) {
+                return;
+            }
+            self.entries += 1;
+        }
+        self.groups.entry(hosts).or_default().side(requester).one_way.insert(key, now);
     }
 
     fn response(&mut self, hosts: Hosts, requester: Requester, o: &Observation, now: Nanos) {
@@ -348,10 +381,16 @@ impl PairTable {
                 if stream.misses < enough {
                     continue;
                 }
-                stream.evidence.contradict();
                 stream.misses = 0;
                 if let Some(pair) = pair {
+                    if self.is_told(pair.local) {
+                        self.doubt();
+                        continue;
+                    }
                     self.remove(pair.local);
+                }
+                if let Some(stream) = self.stream(hosts, requester, key) {
+                    stream.evidence.contradict();
                 }
             } else {
                 stream.misses = 0;

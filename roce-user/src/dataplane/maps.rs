@@ -140,7 +140,7 @@ impl Maps {
     /// # Errors
     /// When the map cannot be written.
     pub fn set_local(&mut self, addresses: &[Addr]) -> Result<()> {
-        let old: Vec<Addr> = self.local.keys().flatten().map(|k| k.0).collect();
+        let old = self.locals();
         for address in addresses {
             if !old.contains(address) {
                 self.local.insert(Abi(*address), Abi(1), 0).context("cannot add a local address")?;
@@ -152,6 +152,11 @@ impl Maps {
             }
         }
         Ok(())
+    }
+
+    /// The local addresses.
+    pub fn locals(&self) -> Vec<Addr> {
+        self.local.keys().flatten().map(|k| k.0).collect()
     }
 
     /// Every flow. A flow that appears or goes while the map is walked may be missing.

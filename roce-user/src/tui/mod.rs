@@ -38,6 +38,7 @@ pub fn table(
 ) -> Vec<String> {
     let [ingress, egress] = counters;
     let at = |c: &Counters, which: Counter| c[which as usize];
+    let qp = |number: Option<u32>| number.map_or_else(|| "-".into(), |n| n.to_string());
     let mut lines = vec![
         format!(
             "{name} ({role})   RoCEv2 in {} out {}   CE in {} marked {}   CNP in {} sent {}   handled {} ignored {}   unpaired {}",
@@ -52,10 +53,12 @@ pub fn table(
             at(ingress, Counter::NpUnpaired),
         ),
         format!(
-            "{:<18} {:<39} {:>8} {:<8} {:>11} {:>11} {:>10} {:>7} {:>6} {:>7} {:>6} {:>5}",
+            "{:<18} {:<39} {:>8} {:>8} {:>9} {:<8} {:>11} {:>11} {:>10} {:>7} {:>6} {:>7} {:>6} {:>5}  {}",
             "tap",
             "source > destination",
             "dest QP",
+            "local QP",
+            "remote QP",
             "space",
             "rate",
             "limit",
@@ -64,16 +67,19 @@ pub fn table(
             "lost",
             "retrans",
             "CE",
-            "CNP"
+            "CNP",
+            "device and process"
         ),
     ];
     for line in flows {
         let f = &line.flow;
         lines.push(format!(
-            "{:<18} {:<39} {:>8} {:<8} {:>11} {:>11} {:>10} {:>7} {:>6} {:>7} {:>6} {:>5}",
+            "{:<18} {:<39} {:>8} {:>8} {:>9} {:<8} {:>11} {:>11} {:>10} {:>7} {:>6} {:>7} {:>6} {:>5}  {}",
             f.tap,
             format!("{} > {}", f.src, f.dst),
             f.dest_qp,
+            qp(line.ends.local_qp),
+            qp(line.ends.remote_qp),
             f.space,
             line.rate_bps.map_or(String::new(), bits),
             line.limit_bps.map_or("-".into(), bits),
@@ -83,6 +89,7 @@ pub fn table(
             f.counters.retransmitted,
             f.ecn.ce,
             f.cnp,
+            line.ends.owner(),
         ));
     }
     if total > flows.len() {

@@ -45,6 +45,8 @@ impl PairTable {
             group.us.streams.retain(|&q, s| keep(s.seen, is_local(q)));
             group.peer.flows.retain(|&q, f| keep(f.seen, is_local(q)));
             group.peer.streams.retain(|&q, s| keep(s.seen, is_remote(q)));
+            group.us.one_way.retain(|&q, seen| keep(*seen, is_remote(q)));
+            group.peer.one_way.retain(|&q, seen| keep(*seen, is_local(q)));
             for side in [&mut group.us, &mut group.peer] {
                 side.blind &= side.flows.len() >= per_hosts;
             }
@@ -53,21 +55,23 @@ impl PairTable {
         });
         self.entries = entries;
         self.overflowed &= entries >= self.limits.entries;
-        // A pair lives as long as one of the four things that can show it.
+        // A pair lives as long as one of the things that can show it.
         let dead: Vec<LocalQp> =
             self.by_local.values().filter(|p| self.last_seen(p) == Nanos(0)).map(|p| p.local).collect();
         for local in dead {
             self.remove(local);
         }
+        self.sweep_open();
     }
 
-    /// When one of a pair's two flows and two response streams was last seen; zero when none is remembered.
+    /// When one of a pair's flows and response streams was last seen; zero when none is remembered.
     pub(super) fn last_seen(&self, pair: &Pair) -> Nanos {
         let hosts = Hosts { ifindex: pair.local.ifindex, local: pair.local_addr, peer: pair.peer };
         let (l, r) = (pair.local.qpn.get(), pair.remote.get());
         let Some(group) = self.groups.get(&hosts) else { return Nanos(0) };
         let flows = [group.us.flows.get(&r), group.peer.flows.get(&l)].map(|f| f.map(|f| f.seen));
         let streams = [group.us.streams.get(&l), group.peer.streams.get(&r)].map(|s| s.map(|s| s.seen));
-        flows.into_iter().chain(streams).flatten().max().map_or(Nanos(0), |n| n.max(Nanos(1)))
+        let one_way = [group.us.one_way.get(&r), group.peer.one_way.get(&l)].map(Option::<&Nanos>::copied);
+        flows.into_iter().chain(streams).chain(one_way).flatten().max().map_or(Nanos(0), |n| n.max(Nanos(1)))
     }
 }

@@ -61,9 +61,12 @@ impl PairTable {
             .of_remote(hosts.ifindex, pair.peer, pair.remote)
             .and_then(|qpn| self.of_local(LocalQp { ifindex: hosts.ifindex, qpn }).copied());
         // A peer cannot take a QP away from another that is using it: it chooses its own ports, PSNs and QPNs.
-        let stands =
-            |p: &Pair| p.peer != pair.peer && (p.supported || !supported) && now.since(self.last_seen(p)) < ALIVE;
-        if by_local.as_ref().is_some_and(stands) {
+        let stands = |p: &Pair| {
+            // What the kernel says of a queue pair only the kernel takes back.
+            let alive = || (p.supported || !supported) && now.since(self.last_seen(p)) < ALIVE;
+            self.is_told(p.local) || (p.peer != pair.peer && alive())
+        };
+        if by_local.as_ref().is_some_and(stands) || by_remote.as_ref().is_some_and(|p| self.is_told(p.local)) {
             if let Some(s) = self.stream(hosts, requester, stream) {
                 s.evidence.contradict();
             }
@@ -91,19 +94,26 @@ impl PairTable {
         for other in by_local.into_iter().chain(by_remote) {
             self.remove(other.local);
         }
+        self.add(pair);
+    }
+
+    /// Adds a pair; says whether there was room.
+    pub(super) fn add(&mut self, pair: Pair) -> bool {
         if self.by_local.len() >= self.limits.pairs {
             self.pairs_refused += 1;
-            return;
+            return false;
         }
         self.by_remote.insert((pair.local.ifindex, pair.peer, pair.remote.get()), pair.local.qpn);
         self.by_local.insert(pair.local, pair);
         self.changes.push(Change::Added(pair));
+        true
     }
 
     /// Drops a pair and what led to it.
     pub(super) fn remove(&mut self, local: LocalQp) {
         let Some(pair) = self.by_local.remove(&local) else { return };
         self.by_remote.remove(&(local.ifindex, pair.peer, pair.remote.get()));
+        self.untell(local);
         let hosts = Hosts { ifindex: local.ifindex, local: pair.local_addr, peer: pair.peer };
         let ends = [
             (Requester::Us, local.qpn.get(), pair.remote.get()),
