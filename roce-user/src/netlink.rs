@@ -235,7 +235,7 @@ pub fn link_speed(name: &str) -> Option<u64> {
         return None;
     }
     // SAFETY: `request` is a valid ifreq whose data points to a buffer of the size ETHTOOL_GSET writes.
-    let failed = unsafe { libc::ioctl(fd, libc::SIOCETHTOOL, &raw mut request) } != 0;
+    let failed = unsafe { libc::ioctl(fd, libc::SIOCETHTOOL as libc::Ioctl, &raw mut request) } != 0;
     // SAFETY: `fd` is ours.
     unsafe { libc::close(fd) };
     if failed {

@@ -13,3 +13,4 @@ pub mod replay;
 pub mod rig;
 pub mod run;
 pub mod units;
+pub mod vm;

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, ffi::OsString};
 
+use crate::vm::Options;
+
 /// What a person may type, printed by `help`.
 pub(crate) const HELP: &str = "\
 usage: cargo xtask VERB [OPTIONS]
@@ -15,6 +17,7 @@ Every verb first makes sure of what it needs, says what it installs, and names w
   run -- --iface IF …       build all, then `roce run --iface IF …` on a real interface
   test [unit|build|bpf|lab]…
                             the named test tiers; without a name all four
+  vm [VM OPTIONS]           real soft-RoCE: scenarios in guests that run Debian's kernels, and a table of what came of them
   lint                      formatting, and clippy for host and BPF code apart
   bench packet [OPTIONS]    cost per packet of each BPF program
   bench reaction [--cnps N] [--json]
@@ -28,6 +31,17 @@ Every verb first makes sure of what it needs, says what it installs, and names w
 lab options (their meaning and defaults: cargo xtask run --help)
   --senders N  --qps N  --link RATE  --queue N  --time S  --pmtu N  --timeout N  --pacer P  --ipv6
   --json
+
+vm options
+  --kernel NAME,…           a series, `newest` or a release (uname -r); may be repeated [default: 6.12]
+  --all                     the kernels 6.1, 6.12 and newest
+  --scenario NAME,…         only these; may be repeated [default: all]
+  --list                    name the scenarios and run none
+  --shell                   an interactive guest instead
+  --json                    the results as one JSON object
+  --mirror URL              the Debian archive to fetch from [default: the one in this machine's apt sources]
+  --refresh                 fetch newer kernels and programs than those fetched before
+  --jobs N                  guest CPUs at once [default: the CPUs of this machine]
 
 exit codes: those of the program that was run; 1 a test or check failed; 2 wrong usage or environment
 ";
@@ -84,6 +98,8 @@ pub(crate) enum Verb {
     Roce(Vec<OsString>),
     /// Run these tiers.
     Test(BTreeSet<Tier>),
+    /// Scenarios in guests.
+    Vm(Options),
     /// Formatting and clippy.
     Lint,
     /// Compare `roce inspect` with tshark, with these options.
@@ -97,14 +113,14 @@ pub(crate) enum Verb {
 /// Reads the arguments behind the program's name. The error is one line for the person who typed them.
 pub(crate) fn parse(args: &[OsString]) -> Result<Verb, String> {
     let Some((verb, rest)) = args.split_first() else {
-        return Err("a verb is missing: setup, build, run, test, lint, bench or help".into());
+        return Err("a verb is missing: setup, build, run, test, vm, lint, bench or help".into());
     };
     let wants_help = |rest: &[OsString]| rest.iter().any(|a| a == "--help" || a == "-h");
     match verb.to_str() {
         Some("help" | "--help" | "-h") => Ok(Verb::Help),
         Some("run") => run(rest),
         Some("bench") => bench(rest),
-        Some("setup" | "build" | "test" | "lint") if wants_help(rest) => Ok(Verb::Help),
+        Some("setup" | "build" | "test" | "vm" | "lint") if wants_help(rest) => Ok(Verb::Help),
         Some("setup") => nothing_more("setup", rest).map(|()| Verb::Setup),
         Some("lint") => nothing_more("lint", rest).map(|()| Verb::Lint),
         Some("build") => match rest {
@@ -113,8 +129,9 @@ pub(crate) fn parse(args: &[OsString]) -> Result<Verb, String> {
             _ => Err(format!("build takes --release and nothing else, not `{}`", join(rest))),
         },
         Some("test") => test(rest),
+        Some("vm") => Options::parse(rest).map(Verb::Vm),
         _ => Err(format!(
-            "there is no verb `{}`: use setup, build, run, test, lint, bench or help",
+            "there is no verb `{}`: use setup, build, run, test, vm, lint, bench or help",
             verb.to_string_lossy()
         )),
     }

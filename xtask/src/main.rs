@@ -9,6 +9,7 @@ mod need;
 mod project;
 mod rebuild;
 mod tiers;
+mod vm;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -80,6 +81,7 @@ fn run(verb: &Verb) -> Result<u8, Stop> {
             Ok(exec::run(exec::as_root(project.release("roce"))?.arg("run").args(options))?)
         }
         Verb::Test(tiers) => tiers::run(&project, tiers),
+        Verb::Vm(options) => vm::run(&project, options),
         Verb::Lint => lint::run(&project),
         Verb::BenchInspect(options) => {
             need::to_build(&project)?;

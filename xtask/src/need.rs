@@ -62,6 +62,18 @@ fn channel(toml: &str) -> Option<String> {
 }
 
 fn toolchain(project: &Project, components: &[(&str, &str)]) -> Result<(), Stop> {
+    add(project, &["component", "add"], components)
+}
+
+/// What building for another target needs beside: its standard library.
+pub(crate) fn target(project: &Project, target: &str) -> Result<(), Stop> {
+    let library = format!("lib/rustlib/{target}/lib");
+    add(project, &["target", "add"], &[(target, &library)])
+}
+
+/// Makes sure that the pinned toolchain is there and has these parts, by `rustup VERB --toolchain … NAME…`. Each comes with a
+/// file of its sysroot that shows that it is there.
+fn add(project: &Project, verb: &[&str], parts: &[(&str, &str)]) -> Result<(), Stop> {
     let pinned = pinned(project)?;
     let rustc = |args: &[&str]| -> anyhow::Result<String> {
         let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
@@ -77,14 +89,14 @@ fn toolchain(project: &Project, components: &[(&str, &str)]) -> Result<(), Stop>
     }
     let sysroot = PathBuf::from(rustc(&["--print", "sysroot"])?);
     let missing: Vec<&str> =
-        components.iter().filter(|(_, file)| !sysroot.join(file).exists()).map(|(name, _)| *name).collect();
+        parts.iter().filter(|(_, file)| !sysroot.join(file).exists()).map(|(name, _)| *name).collect();
     if missing.is_empty() {
         return Ok(());
     }
     let names = missing.join(" ");
     // The pinned name may be another toolchain's in a rustup that was told to use that one.
     let toolchain = env::var("RUSTUP_TOOLCHAIN").unwrap_or(pinned);
-    let command = format!("rustup component add --toolchain {toolchain} {names}");
+    let command = format!("rustup {} --toolchain {toolchain} {names}", verb.join(" "));
     if exec::find("rustup").is_none() {
         return Err(anyhow!(
             "the toolchain in {} lacks {names}, and rustup, which would add it, is not installed: \
@@ -94,8 +106,8 @@ fn toolchain(project: &Project, components: &[(&str, &str)]) -> Result<(), Stop>
         .into());
     }
     say(format_args!("installing {names} for Rust {toolchain}: {command}"));
-    exec::must(Command::new("rustup").args(["component", "add", "--toolchain", &toolchain]).args(&missing))?;
-    match components.iter().find(|(_, file)| !sysroot.join(file).exists()) {
+    exec::must(Command::new("rustup").args(verb).args(["--toolchain", &toolchain]).args(&missing))?;
+    match parts.iter().find(|(_, file)| !sysroot.join(file).exists()) {
         None => Ok(()),
         Some((name, _)) => Err(anyhow!("rustup has added {name}, but not to {}", sysroot.display()).into()),
     }

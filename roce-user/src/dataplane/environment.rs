@@ -3,10 +3,8 @@
 use std::{fs, path::Path};
 
 use anyhow::{Result, bail};
-use nix::sys::statfs::statfs;
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-/// `BPF_FS_MAGIC`.
-const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// Capabilities we need, by bit number: `CAP_NET_ADMIN`, `CAP_PERFMON`, `CAP_BPF`; `CAP_SYS_ADMIN` stands for the last two.
@@ -40,7 +38,7 @@ pub fn check(bpffs: &Path) -> Result<()> {
             bpffs.display()
         );
     };
-    if fs.filesystem_type().0 != BPF_FS_MAGIC {
+    if fs.filesystem_type() != BPF_FS_MAGIC {
         bail!("no BPF filesystem at {0}: mount -t bpf bpf {0}", bpffs.display());
     }
     Ok(())

@@ -20,7 +20,7 @@ const TAP_BUFFER: libc::c_int = 128 << 20;
 /// Longest wait of [`Tap::next`].
 const TAP_WAIT: Duration = Duration::from_millis(50);
 /// Time stamp of the last frame received (`SIOCGSTAMPNS_OLD` of asm-generic/sockios.h).
-const SIOCGSTAMPNS: libc::c_ulong = 0x8907;
+const SIOCGSTAMPNS: libc::Ioctl = 0x8907;
 
 const ETH_P_ALL: u16 = 0x0003;
 const ETH_P_IP: u16 = 0x0800;
@@ -82,7 +82,7 @@ impl Sender {
         let truesize = (frame + 448).next_power_of_two() + 256;
         let half = (FRAMES_IN_FLIGHT * truesize / 2) as libc::c_int;
         set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &half)?;
-        let timeout = libc::timeval { tv_sec: 0, tv_usec: SEND_TIMEOUT.as_micros() as libc::suseconds_t };
+        let timeout = libc::timeval { tv_sec: 0, tv_usec: SEND_TIMEOUT.as_micros() as _ };
         set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO, &timeout)?;
         Ok(Self(fd))
     }
@@ -230,7 +230,7 @@ impl Tap {
     /// Without CAP_NET_RAW or where there is no such interface.
     pub fn open(index: u32) -> io::Result<Self> {
         let fd = socket(libc::AF_PACKET, libc::SOCK_RAW, 0)?;
-        let wait = libc::timeval { tv_sec: 0, tv_usec: TAP_WAIT.as_micros() as libc::suseconds_t };
+        let wait = libc::timeval { tv_sec: 0, tv_usec: TAP_WAIT.as_micros() as _ };
         set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait)?;
         set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &TAP_BUFFER)?;
         let tap = Self(fd);

@@ -135,7 +135,7 @@ const OFFLOADS: [(&str, u32); 5] = [
     ("tx-checksumming", 0x17),
     ("rx-checksumming", 0x15),
 ];
-const SIOCETHTOOL: libc::c_ulong = 0x8946;
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
 /// Switches off every offload that would let frames exist that no wire carries, in the calling thread's namespace.
 ///

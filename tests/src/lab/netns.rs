@@ -57,6 +57,15 @@ impl Netns {
         Ok(ns)
     }
 
+    /// The one that the calling thread is in.
+    ///
+    /// # Errors
+    /// When /proc is not mounted.
+    pub fn here() -> Result<Self> {
+        let file = File::open("/proc/thread-self/ns/net").context("/proc/thread-self/ns/net")?;
+        Ok(Self { file: Arc::new(file) })
+    }
+
     /// A path to it that works for as long as this process holds it: for `nsenter --net=PATH`, `ip … netns PATH`.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()

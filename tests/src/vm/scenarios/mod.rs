@@ -1,0 +1,33 @@
+//! The scenarios.
+
+mod classify;
+
+use super::{Part, Scenario};
+
+/// All of them, in the order in which they run.
+pub const ALL: &[Scenario] = &[classify::SCENARIO];
+
+/// The part `scenario/part`.
+pub fn find(name: &str) -> Option<&'static Part> {
+    let (scenario, part) = name.split_once('/')?;
+    ALL.iter().find(|s| s.name == scenario)?.parts.iter().find(|p| p.name == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        let mut seen = std::collections::BTreeSet::new();
+        for scenario in ALL {
+            assert!(!scenario.parts.is_empty(), "{}", scenario.name);
+            for part in scenario.parts {
+                let name = format!("{}/{}", scenario.name, part.name);
+                assert!(find(&name).is_some() && seen.insert(name.clone()), "{name}");
+                assert!((1..=8).contains(&part.cpus) && (10..=600).contains(&part.seconds), "{name}");
+            }
+        }
+        assert!(find("classify").is_none() && find("no/such").is_none());
+    }
+}
