@@ -283,8 +283,7 @@ impl Controller {
             let mut busy = self.serve_cnps(outbox)?;
             let now = monotonic();
             if self.core.next_deadline().is_some_and(|d| d <= now) {
-                let maps = &self.maps;
-                self.core.advance(now, |key| maps.pace(*key).map(|cell| cell.bytes), &mut self.commands);
+                self.core.advance(now, &bytes_sent(&self.maps), &mut self.commands);
                 self.carry_out(outbox, Nanos(0))?;
                 busy = true;
             }
@@ -329,7 +328,7 @@ impl Controller {
         for _ in 0..CNP_BATCH {
             let Some(event) = take(&mut self.cnps) else { break };
             any = true;
-            self.core.on_event(&event, monotonic(), &mut self.commands);
+            self.core.on_event(&event, monotonic(), &bytes_sent(&self.maps), &mut self.commands);
             self.carry_out(outbox, Nanos(event.time_ns))?;
             self.show(outbox, News::Event(event));
         }
@@ -342,7 +341,7 @@ impl Controller {
         for _ in 0..BATCH {
             let Some(event) = take(&mut self.telemetry) else { break };
             any = true;
-            self.core.on_event(&event, now, &mut self.commands);
+            self.core.on_event(&event, now, &bytes_sent(&self.maps), &mut self.commands);
             if event.kind != EventKind::Sample as u32 {
                 self.show(outbox, News::Event(event));
             }
@@ -375,8 +374,8 @@ impl Controller {
             Order::Flows(flows) => self.flows = flows.into(),
             Order::CnpCounts(counts) => {
                 let now = monotonic();
-                for (local, peer, count) in counts {
-                    self.core.on_cnp_count(local, peer, count, now, &mut self.commands);
+                for count in counts {
+                    self.core.on_cnp_count(count, now, &bytes_sent(&self.maps), &mut self.commands);
                 }
             }
             Order::Kernel(list) => self.core.on_kernel(&list, monotonic(), &mut self.commands),
@@ -457,6 +456,11 @@ impl Controller {
         self.progress.pairs = self.core.pairs().len();
         shared.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.progress);
     }
+}
+
+/// The egress program's count of what a limited queue pair has sent.
+fn bytes_sent(maps: &Maps) -> impl Fn(&PeerQp) -> Option<u64> {
+    |key| maps.pace(*key).map(|cell| cell.bytes)
 }
 
 /// The next record of a ring; one that is no event is skipped.

@@ -75,6 +75,9 @@ impl CoreConfig {
     }
 }
 
+/// The cumulative byte counter of a limiter, where it has one.
+pub type BytesSent<'a> = &'a dyn Fn(&PeerQp) -> Option<u64>;
+
 /// Why a CNP cut nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ignored {
@@ -135,6 +138,22 @@ struct Limiter {
     /// The byte counter at the last look.
     bytes: Option<u64>,
     deadline: Nanos,
+}
+
+impl Limiter {
+    /// Brings the reaction point to `now`; `counter` is the cumulative byte counter.
+    fn advance(&mut self, now: Nanos, counter: Option<u64>) {
+        let sent = match (counter, self.bytes) {
+            // A counter that went back was made anew.
+            (Some(now), Some(before)) => Some(now.checked_sub(before).unwrap_or(now)),
+            _ => None,
+        };
+        if sent.is_some_and(|n| n > 0) {
+            self.active = now;
+        }
+        self.bytes = counter.or(self.bytes);
+        self.rp.advance(now, sent);
+    }
 }
 
 /// CNPs of one pair: seen in the ring buffer, and counted by the kernel.
@@ -238,14 +257,14 @@ impl Core {
         self.deadlines.first().map(|d| d.0).into_iter().chain(self.pairs.next_deadline()).min()
     }
 
-    /// One record of a ring buffer.
-    pub fn on_event(&mut self, event: &Event, now: Nanos, out: &mut Vec<Command>) {
+    /// One record of a ring buffer. `bytes_sent` is the cumulative byte counter of a limiter, where it has one.
+    pub fn on_event(&mut self, event: &Event, now: Nanos, bytes_sent: BytesSent<'_>, out: &mut Vec<Command>) {
         let ifindex = event.tap.ifindex();
         let direction = event.tap.direction();
         let kind = match EventKind::from_number(event.kind) {
             Some(EventKind::Cnp) if direction == Direction::Ingress => {
                 let local = LocalQp { ifindex, qpn: Qpn::new(event.dest_qp) };
-                self.on_cnp(local, event.src, event.dst, now, out);
+                self.on_cnp(local, (event.src, event.dst), now, bytes_sent, out);
                 return;
             }
             Some(EventKind::Cnp | EventKind::CnpSent) | None => {
@@ -338,7 +357,13 @@ impl Core {
 
     /// The kernel's cumulative count of CNPs for a pair, read now and then. What it has more than the ring buffer
     /// delivered was lost there; it counts once a second reading confirms that it was not just on its way.
-    pub fn on_cnp_count(&mut self, local: LocalQp, peer: Addr, count: u32, now: Nanos, out: &mut Vec<Command>) {
+    pub fn on_cnp_count(
+        &mut self,
+        (local, peer, count): (LocalQp, Addr, u32),
+        now: Nanos,
+        bytes_sent: BytesSent<'_>,
+        out: &mut Vec<Command>,
+    ) {
         let Some(pair) = self.pairs.of_local(local).filter(|p| p.peer == peer).copied() else { return };
         let cnp = self.cnps.entry(local).or_default();
         // Serial arithmetic: the kernel's counter wraps.
@@ -351,13 +376,12 @@ impl Core {
         cnp.seen = cnp.seen.wrapping_add(lost);
         self.stats.recovered += u64::from(lost);
         // They may lie anywhere in the past: together they are one sign of congestion.
-        self.react(pair, u64::from(lost), now, out);
+        self.react(pair, u64::from(lost), now, bytes_sent, out);
     }
 
     /// Brings pairs and at most [`LOOKS`] limiters that are due to `now`; [`Self::next_deadline`] says whether more are. A
-    /// limiter that is looked at late has lost nothing: any number of its periods is made up for at once. `bytes_sent` is
-    /// the cumulative byte counter of a limiter, where it has one.
-    pub fn advance(&mut self, now: Nanos, mut bytes_sent: impl FnMut(&PeerQp) -> Option<u64>, out: &mut Vec<Command>) {
+    /// limiter that is looked at late has lost nothing: any number of its periods is made up for at once.
+    pub fn advance(&mut self, now: Nanos, bytes_sent: BytesSent<'_>, out: &mut Vec<Command>) {
         self.pairs.advance(now);
         self.follow_pairs(out);
         self.ask_kernel(now, out);
@@ -365,17 +389,7 @@ impl Core {
             let Some(&(_, key)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now) else { break };
             self.deadlines.pop_first();
             let Some(limiter) = self.limiters.get_mut(&key) else { continue };
-            let counter = bytes_sent(&key);
-            let sent = match (counter, limiter.bytes) {
-                // A counter that went back was made anew.
-                (Some(now), Some(before)) => Some(now.checked_sub(before).unwrap_or(now)),
-                _ => None,
-            };
-            if sent.is_some_and(|n| n > 0) {
-                limiter.active = now;
-            }
-            limiter.bytes = counter.or(limiter.bytes);
-            limiter.rp.advance(now, sent);
+            limiter.advance(now, bytes_sent(&key));
             let rate = limiter.rp.rate();
             let idle = limiter.started && now.since(limiter.active) >= FORGET;
             if !idle && worth_telling(limiter.sent, rate, self.rp.line) {
@@ -396,7 +410,14 @@ impl Core {
         }
     }
 
-    fn on_cnp(&mut self, local: LocalQp, src: Addr, dst: Addr, now: Nanos, out: &mut Vec<Command>) {
+    fn on_cnp(
+        &mut self,
+        local: LocalQp,
+        (src, dst): (Addr, Addr),
+        now: Nanos,
+        bytes_sent: BytesSent<'_>,
+        out: &mut Vec<Command>,
+    ) {
         let Some(pair) = self.pairs.of_local(local).copied() else {
             self.stats.ignored_unknown_qp += 1;
             return;
@@ -407,11 +428,11 @@ impl Core {
         }
         let cnp = self.cnps.entry(local).or_default();
         cnp.seen = cnp.seen.wrapping_add(1);
-        self.react(pair, 1, now, out);
+        self.react(pair, 1, now, bytes_sent, out);
     }
 
     /// `cnps` valid CNPs for `pair`, which together are one.
-    fn react(&mut self, pair: Pair, cnps: u64, now: Nanos, out: &mut Vec<Command>) {
+    fn react(&mut self, pair: Pair, cnps: u64, now: Nanos, bytes_sent: BytesSent<'_>, out: &mut Vec<Command>) {
         let key = PeerQp::new(pair.peer, pair.remote);
         if !self.limiters.contains_key(&key) {
             if !self.has_room(cnps, out) {
@@ -425,6 +446,9 @@ impl Core {
         }
         let Some(limiter) = self.limiters.get_mut(&key) else { return };
         self.stats.rp_handled += cnps;
+        // What was sent before the CNP raises the rate first. A CNP also puts off the next look; if that alone told the bytes,
+        // CNPs that come more often than looks would hide them all, and a flow could only be cut.
+        limiter.advance(now, bytes_sent(&key));
         match limiter.rp.on_cnp(now) {
             Reaction::Cut => {
                 self.stats.cuts += 1;
@@ -523,3 +547,6 @@ fn worth_telling(told: Rate, rate: Rate, line: Rate) -> bool {
 #[cfg(test)]
 #[path = "core_tests.rs"]
 mod tests;
+#[cfg(test)]
+#[path = "core_use_tests.rs"]
+mod use_tests;

@@ -9,7 +9,7 @@ use super::*;
 use crate::control::KernelQp;
 
 const L: Addr = Addr::v4([10, 0, 0, 1]);
-const P: Addr = Addr::v4([10, 0, 0, 2]);
+pub(super) const P: Addr = Addr::v4([10, 0, 0, 2]);
 const EVIL: Addr = Addr::v4([10, 0, 0, 66]);
 const IF: u32 = 3;
 const LINE: Rate = Rate::from_bits_per_sec(100_000_000);
@@ -19,7 +19,7 @@ fn config() -> CoreConfig {
     CoreConfig::new(Params::soft(Fabric::new(LINE, 1_100)).rp, 1_100)
 }
 
-fn local(qpn: u32) -> LocalQp {
+pub(super) fn local(qpn: u32) -> LocalQp {
     LocalQp { ifindex: IF, qpn: Qpn::new(qpn) }
 }
 
@@ -53,25 +53,25 @@ fn event(
     }
 }
 
-fn cnp(src: Addr, qpn: u32) -> Event {
+pub(super) fn cnp(src: Addr, qpn: u32) -> Event {
     event(EventKind::Cnp, Direction::Ingress, src, L, qpn, 0, 0x81, 0)
 }
 
-struct Harness {
-    core: Core,
-    out: Vec<Command>,
-    now: u64,
+pub(super) struct Harness {
+    pub(super) core: Core,
+    pub(super) out: Vec<Command>,
+    pub(super) now: u64,
 }
 
 impl Harness {
-    fn new(config: CoreConfig) -> Self {
+    pub(super) fn new(config: CoreConfig) -> Self {
         let mut core = Core::new(config);
         core.add_local(L);
         Self { core, out: Vec::new(), now: MS }
     }
 
     fn feed(&mut self, event: Event) -> Vec<Command> {
-        self.core.on_event(&event, Nanos(self.now), &mut self.out);
+        self.core.on_event(&event, Nanos(self.now), &|_| None, &mut self.out);
         self.taken()
     }
 
@@ -81,7 +81,7 @@ impl Harness {
         std::mem::take(&mut self.out)
     }
 
-    fn pair(&mut self, qpn: u32, remote: u32) -> Vec<Command> {
+    pub(super) fn pair(&mut self, qpn: u32, remote: u32) -> Vec<Command> {
         let port = source_port(Qpn::new(qpn), Qpn::new(remote));
         let mut all = self.feed(event(EventKind::FirstSight, Direction::Egress, L, P, remote, 7, 0x07, port));
         all.extend(self.feed(event(EventKind::Sample, Direction::Ingress, P, L, qpn, 7, 0x11, port)));
@@ -90,7 +90,7 @@ impl Harness {
 
     fn advance(&mut self, ns: u64) -> Vec<Command> {
         self.now += ns;
-        self.core.advance(Nanos(self.now), |_| None, &mut self.out);
+        self.core.advance(Nanos(self.now), &|_| None, &mut self.out);
         self.taken()
     }
 
@@ -177,7 +177,7 @@ fn cnps_lost_from_the_ring_are_recovered_once() {
     h.feed(cnp(P, 17));
     let read = |h: &mut Harness, count| {
         h.now += 50 * MS;
-        h.core.on_cnp_count(local(17), P, count, Nanos(h.now), &mut h.out);
+        h.core.on_cnp_count((local(17), P, count), Nanos(h.now), &|_| None, &mut h.out);
         std::mem::take(&mut h.out).len()
     };
     assert_eq!(read(&mut h, 1), 0);
@@ -261,7 +261,7 @@ fn bytes_sent_raise_the_rate_faster() {
         for ms in 0..1_500 {
             h.now += MS;
             let counter = bytes_per_ms.map(|b| b * ms);
-            h.core.advance(Nanos(h.now), |key| counter.filter(|_| key.qpn().get() == 42), &mut h.out);
+            h.core.advance(Nanos(h.now), &|key| counter.filter(|_| key.qpn().get() == 42), &mut h.out);
         }
         h.core.rate(local(17)).unwrap_or(LINE)
     };
@@ -307,7 +307,7 @@ fn a_started_limiter_lasts_while_it_sends_and_goes_when_it_idles() {
     for _ in 0..3_000 {
         h.now += 5 * MS;
         bytes += 62_500;
-        h.core.advance(Nanos(h.now), |_| Some(bytes), &mut told);
+        h.core.advance(Nanos(h.now), &|_| Some(bytes), &mut told);
     }
     assert_eq!(told.last(), Some(&Command::SetRate { key: PeerQp::new(P, Qpn::new(42)), rate: LINE }));
     assert_eq!(h.core.limited_len(), 1, "it is still sending");
@@ -315,7 +315,7 @@ fn a_started_limiter_lasts_while_it_sends_and_goes_when_it_idles() {
     let start = h.core.start_rate().unwrap();
     for _ in 0..30 {
         h.now += 500 * MS;
-        h.core.advance(Nanos(h.now), |_| Some(bytes), &mut told);
+        h.core.advance(Nanos(h.now), &|_| Some(bytes), &mut told);
     }
     let key = PeerQp::new(P, Qpn::new(42));
     assert_eq!(told[told.len() - 2..], [Command::SetRate { key, rate: start }, Command::Forget { key }]);
@@ -328,6 +328,7 @@ fn a_cnp_finds_a_queue_pair_that_only_the_kernel_knows() {
     h.core.on_event(
         &event(EventKind::FirstSight, Direction::Egress, L, P, 42, 7, 0x07, 49_152),
         Nanos(h.now),
+        &|_| None,
         &mut h.out,
     );
     assert_eq!(std::mem::take(&mut h.out), [Command::AskKernel]);
@@ -470,7 +471,7 @@ proptest! {
                 }
                 Operation::Count { qp, count } => {
                     let now = Nanos(h.now);
-                    h.core.on_cnp_count(local(100 + qp), P, count, now, &mut h.out);
+                    h.core.on_cnp_count((local(100 + qp), P, count), now, &|_| None, &mut h.out);
                     let commands = std::mem::take(&mut h.out);
                     apply(commands, h.now, Some(P), &mut rates, &mut pairs, &mut last_cut)?;
                 }
@@ -483,7 +484,7 @@ proptest! {
                 }
                 Operation::Time { ns, bytes } => {
                     h.now += ns;
-                    h.core.advance(Nanos(h.now), |_| Some(bytes), &mut h.out);
+                    h.core.advance(Nanos(h.now), &|_| Some(bytes), &mut h.out);
                     let commands = std::mem::take(&mut h.out);
                     apply(commands, h.now, None, &mut rates, &mut pairs, &mut last_cut)?;
                 }

@@ -15,7 +15,7 @@ use roce_common::{
 };
 
 pub use self::{
-    core::{Core, CoreConfig, Ignored, Stats},
+    core::{BytesSent, Core, CoreConfig, Ignored, Stats},
     pairs::{
         Change, FlowSeen, KernelList, KernelQp, KernelStats, Limits, LocalQp, Observation, Pair, PairTable, SETTLE,
         Unknown,

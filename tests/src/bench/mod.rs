@@ -61,9 +61,9 @@ fn introduce(
     };
     let mut commands = Vec::new();
     let request = event(EventKind::FirstSight, Direction::Egress, local, peer, remote, Opcode::WRITE_ONLY);
-    core.on_event(&request, now, &mut commands);
+    core.on_event(&request, now, &|_| None, &mut commands);
     let answer = event(EventKind::Sample, Direction::Ingress, peer, local, qpn, Opcode::ACKNOWLEDGE);
-    core.on_event(&answer, now, &mut commands);
+    core.on_event(&answer, now, &|_| None, &mut commands);
     for command in commands {
         if let Command::AddPair { local: LocalQp { qpn, .. }, local_addr, peer, remote } = command {
             maps.add_pair(PairKey::new(peer, local_addr, qpn), remote.get())?;
