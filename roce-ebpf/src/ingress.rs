@@ -53,14 +53,15 @@ pub(crate) fn xdp(ctx: &XdpContext) -> Fate {
 /// tc: the NP, and the whole ingress tap where XDP is not attached.
 #[inline(always)]
 pub(crate) fn tc(ctx: &TcContext) -> Fate {
-    let mut verdict = ctx::parse_skb(ctx, Slot::TcIngress);
-    let mut headless = false;
-    if matches!(verdict, Err(Other::NotRoce))
-        && let Some(parsed) = ctx::parse_headless_skb(ctx, Slot::TcIngress)
-    {
-        verdict = parsed;
-        headless = true;
-    }
+    // Written so that the first verdict's packet, which is no pointer where there is none, does not outlive the second parse:
+    // kept in a register across its calls it is a value that the verifier refuses to store.
+    let (verdict, headless) = match ctx::parse_skb(ctx, Slot::TcIngress) {
+        Err(Other::NotRoce) => match ctx::parse_headless_skb(ctx, Slot::TcIngress) {
+            Some(parsed) => (parsed, true),
+            None => (Err(Other::NotRoce), false),
+        },
+        verdict => (verdict, false),
+    };
     let Some(cfg) = CONFIG.get(0) else { return Fate::Pass };
     let mut fate = Fate::Pass;
     if cfg.flags & Flags::TC_INGRESS != 0 {
