@@ -20,7 +20,7 @@ use roce_common::{
     wire::{Kind, Service},
 };
 
-use self::kernel::Asking;
+use self::{age::Sweep, kernel::Asking};
 pub use self::{
     kernel::{KernelList, KernelQp, KernelStats, Unknown},
     types::{Change, FlowSeen, Limits, LocalQp, Observation, Pair},
@@ -123,6 +123,7 @@ pub struct PairTable {
     /// As [`Side::blind`], for hosts of which nothing is remembered.
     overflowed: bool,
     swept: Nanos,
+    sweep: Sweep,
     refused: u64,
     pairs_refused: u64,
 }
@@ -141,6 +142,7 @@ impl PairTable {
             asking: Asking::default(),
             overflowed: false,
             swept: Nanos(0),
+            sweep: Sweep::default(),
             refused: 0,
             pairs_refused: 0,
         }
@@ -193,7 +195,8 @@ impl PairTable {
 
     /// When [`Self::advance`] or [`Self::ask_kernel`] next has something to do.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let sweep = (self.entries > 0).then_some(Nanos(self.swept.0.saturating_add(self.sweep_every().0)));
+        let wait = if self.sweep.runs() { Nanos(0) } else { self.sweep_every() };
+        let sweep = (self.entries > 0 || self.sweep.runs()).then_some(Nanos(self.swept.0.saturating_add(wait.0)));
         self.due.front().map(|d| d.0).into_iter().chain(sweep).chain(self.ask_at()).min()
     }
 
@@ -241,16 +244,17 @@ impl PairTable {
     }
 
     /// Judges at most [`JUDGED`] streams whose responses have settled ([`Self::next_deadline`] says whether more have), and
-    /// forgets what is idle.
+    /// forgets what is idle, a part at a time.
     pub fn advance(&mut self, now: Nanos) {
         for _ in 0..JUDGED {
             let Some(&(_, hosts, requester, stream)) = self.due.front().filter(|d| d.0 <= now) else { break };
             self.due.pop_front();
             self.judge(hosts, requester, stream, now);
         }
-        if now.since(self.swept) >= self.sweep_every() {
-            self.sweep(now, self.limits.idle, self.limits.idle);
+        if !self.sweep.runs() && now.since(self.swept) >= self.sweep_every() {
+            self.begin_sweep(now, self.limits.idle);
         }
+        self.go_on_sweeping(now);
     }
 
     fn request(&mut self, hosts: Hosts, requester: Requester, o: &Observation, now: Nanos) {

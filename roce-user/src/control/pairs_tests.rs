@@ -302,6 +302,27 @@ fn idle_pairs_are_forgotten() {
 }
 
 #[test]
+fn a_full_table_is_swept_a_part_at_a_time() {
+    let mut t = PairTable::new(Limits { entries: 100_000, ..Limits::default() });
+    for host in 0..20u8 {
+        for qpn in 0..1_000 {
+            let o = Qp::new(2 + qpn, 2 + qpn, 0, true).request();
+            t.observe(&Observation { dst: Addr::v4([10, 1, 2, host]), ..o }, Nanos(0));
+        }
+    }
+    assert_eq!(t.entries(), 20_000);
+    let late = Nanos(200_000 * MS);
+    let mut left = vec![t.entries()];
+    while t.next_deadline().is_some_and(|d| d <= late) {
+        t.advance(late);
+        left.push(t.entries());
+        assert!(left.len() < 100, "{left:?}");
+    }
+    assert!(left.windows(2).all(|w| w[0] - w[1] <= 3_000) && left.len() > 7, "{left:?}");
+    assert_eq!((t.entries(), t.next_deadline()), (0, None));
+}
+
+#[test]
 fn other_services_and_the_gsi_never_pair() {
     let mut t = table();
     for (opcode, qpn) in [(0x64, 900), (0xa7, 900), (0x81, 900), (0x07, 1), (0x07, 0xff_ffff)] {

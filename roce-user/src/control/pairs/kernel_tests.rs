@@ -90,6 +90,9 @@ impl World {
         for _ in 0..ms {
             self.now = Nanos(self.now.0 + MS);
             self.table.advance(self.now);
+            while self.table.sweep.runs() {
+                self.table.advance(self.now);
+            }
             self.settle();
         }
     }
