@@ -342,12 +342,12 @@ impl Analysis {
     }
 
     /// The end of the capture.
-    pub(super) fn finish(mut self, file: String, capture: Capture) -> CaptureReport {
+    pub(super) fn finish(mut self, file: String, capture: &Capture) -> CaptureReport {
         for (flow, cnps) in self.attribution.cnps_by_flow(&self.index) {
             self.entries[flow].flow.cnp += cnps;
         }
         self.end_episodes();
-        self.judge(&capture);
+        self.judge(capture);
         let tap_name = |tap: Tap| capture.tap_name(tap).to_owned();
         let all: Vec<_> = self.entries.iter().map(|entry| (&entry.key, &entry.flow)).collect();
         let paths = self.watch.paths(&all, tap_name);

@@ -191,7 +191,7 @@ pub(super) fn inspect(args: &InspectArgs, files: &[PathBuf], out: &mut impl Writ
         plot.name_cnps(|tap, packet| session.analysis.notified(tap, packet));
     }
     session.analysis.ask_for(&args.flows);
-    let mut report = session.analysis.finish(name, capture);
+    let mut report = session.analysis.finish(name, &capture);
     report.tunnels = session.tunnels.map(|t| t.counts());
     let flows = Flows(&args.flows);
     let panels = session.plot.map(|plot| plot.panels(&report, flows)).unwrap_or_default();

@@ -82,7 +82,7 @@ impl Bench {
 
     fn report(self) -> CaptureReport {
         let interfaces = vec!["if0".to_owned(), "if1".to_owned()];
-        self.analysis.finish("bench".to_owned(), Capture { interfaces, incomplete: None })
+        self.analysis.finish("bench".to_owned(), &Capture { interfaces, incomplete: None })
     }
 }
 

@@ -174,7 +174,7 @@ impl Story {
     }
 
     pub(super) fn report(self) -> CaptureReport {
-        self.analysis.finish("story".to_owned(), Capture { interfaces: vec!["if0".to_owned()], incomplete: None })
+        self.analysis.finish("story".to_owned(), &Capture { interfaces: vec!["if0".to_owned()], incomplete: None })
     }
 
     /// The codes found.
