@@ -16,7 +16,10 @@ use serde_json::{Value, json};
 use crate::{
     agent::{CongestionLine, congestion_lines, monotonic},
     dataplane::{self, DEFAULT_BPFFS, Maps, Pins},
-    export::SCHEMA,
+    export::{
+        SCHEMA,
+        prometheus::{Exposition, Kind},
+    },
     netlink::{
         LinkInfo, Netlink,
         rdma::{self, Device},
@@ -30,6 +33,9 @@ pub(super) struct StatusArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Print the text format of Prometheus, for a collector that reads files or runs programs
+    #[arg(long, conflicts_with = "json")]
+    prometheus: bool,
     /// Where maps are pinned
     #[arg(long, value_name = "DIR", default_value = DEFAULT_BPFFS)]
     bpffs: PathBuf,
@@ -73,6 +79,10 @@ pub(super) fn status(args: &StatusArgs) -> Result<()> {
         writeln!(out, "{all}")?;
         return Ok(());
     }
+    if args.prometheus {
+        write!(out, "{}", exposition(&lines))?;
+        return Ok(());
+    }
     for l in &lines {
         let controller = if l.controller_alive {
             "controller alive".to_owned()
@@ -104,6 +114,36 @@ fn interfaces(device: &Device, links: &[LinkInfo]) -> Vec<String> {
 
 fn device(device: &Device, links: &[LinkInfo]) -> Value {
     json!({"name": device.name, "interfaces": interfaces(device, links), "queue_pairs": device.qps.len()})
+}
+
+/// What a monitoring system follows.
+fn exposition(lines: &[Line]) -> Exposition {
+    let mut all = Exposition::default();
+    let gauge = |name, help| (name, Kind::Gauge, help);
+    let counter = |name, help| (name, Kind::Counter, help);
+    for l in lines {
+        let iface = [("iface", l.iface.as_str())];
+        let alive = f64::from(u8::from(l.controller_alive));
+        all.add(gauge("roce_controller_alive", "1 while the controller beats."), &iface, alive);
+        all.add(gauge("roce_limited_queue_pairs", "Queue pairs with a limiter."), &iface, l.limited as f64);
+        all.add(gauge("roce_pairs", "Known pairs of queue pairs."), &iface, l.pairs as f64);
+        for c in &l.congestion {
+            let class = c.class.to_string();
+            let labels = [("iface", l.iface.as_str()), ("class", class.as_str())];
+            let rows = [
+                (gauge("roce_cp_queue_bytes", "Bytes in the virtual queue now."), c.depth_bytes as f64),
+                (gauge("roce_cp_queue_peak_bytes", "The most in the newest second with packets."), c.peak_bytes as f64),
+                (gauge("roce_cp_mark_probability", "How likely a packet is marked now, 0 to 1."), c.mark_probability),
+                (counter("roce_cp_packets_total", "Packets, RoCE or not."), c.packets as f64),
+                (counter("roce_cp_bytes_total", "Frame bytes."), c.bytes as f64),
+                (counter("roce_cp_marked_packets_total", "Packets made CE."), c.marked as f64),
+            ];
+            for (family, value) in rows {
+                all.add(family, &labels, value);
+            }
+        }
+    }
+    all
 }
 
 fn line(iface: String, ifindex: u32, maps: &Maps, netlink: &mut Netlink) -> Result<Line> {

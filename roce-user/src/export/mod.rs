@@ -1,6 +1,7 @@
 //! The documented JSON of schema 1: the names and meanings shared by `roce inspect --json`, `roce flows --json` and
 //! `roce run --json`. Counters mean the same live and offline, since the same tracker made them.
 
+pub mod prometheus;
 pub mod story;
 pub mod utc;
 
