@@ -22,6 +22,15 @@ pub enum Boundary {
     UpTo,
 }
 
+/// What becomes of marks within an interval of the last CNP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HeldBackMarks {
+    /// Nothing: only marks behind the interval are answered.
+    Dropped,
+    /// One CNP answers them at the end of the interval (SIGCOMM'15 §3).
+    Answered,
+}
+
 /// Everything the reaction point needs to know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RpParams {
@@ -82,6 +91,8 @@ pub struct Params {
     pub rp: RpParams,
     /// N, `min_time_between_cnps`: least time between two CNPs to one queue pair.
     pub cnp_interval: Nanos,
+    /// What becomes of marks within N of the last CNP.
+    pub held_back_marks: HeldBackMarks,
     /// Marking starts above this queue depth, bytes.
     pub kmin: u32,
     /// Marking is certain above this depth, bytes.

@@ -2,7 +2,7 @@
 
 use super::{
     ONE,
-    params::{AlphaUpdate, Boundary, Params, RpParams},
+    params::{AlphaUpdate, Boundary, HeldBackMarks, Params, RpParams},
     presets::thousandth,
 };
 use crate::units::{Nanos, Rate};
@@ -117,6 +117,7 @@ impl Params {
                 idle_restart: longer(times(timer, IDLE_TIMERS), IDLE_FLOOR),
             },
             cnp_interval,
+            held_back_marks: HeldBackMarks::Dropped,
             kmin: packet.saturating_mul(KMIN_PACKETS),
             kmax: packet.saturating_mul(KMAX_PACKETS),
             pmax: PMAX,

@@ -163,6 +163,16 @@ choices! {
     }
 }
 
+choices! {
+    /// What becomes of marks within an interval of the last CNP.
+    HeldBackMarks {
+        /// Nothing: only marks behind the interval are answered
+        Dropped,
+        /// One CNP answers them at the end of the interval
+        Answered,
+    }
+}
+
 impl From<AlphaUpdate> for params::AlphaUpdate {
     fn from(update: AlphaUpdate) -> Self {
         match update {
@@ -195,6 +205,24 @@ impl From<params::Boundary> for Boundary {
         match boundary {
             params::Boundary::Below => Self::Below,
             params::Boundary::UpTo => Self::UpTo,
+        }
+    }
+}
+
+impl From<HeldBackMarks> for params::HeldBackMarks {
+    fn from(marks: HeldBackMarks) -> Self {
+        match marks {
+            HeldBackMarks::Dropped => Self::Dropped,
+            HeldBackMarks::Answered => Self::Answered,
+        }
+    }
+}
+
+impl From<params::HeldBackMarks> for HeldBackMarks {
+    fn from(marks: params::HeldBackMarks) -> Self {
+        match marks {
+            params::HeldBackMarks::Dropped => Self::Dropped,
+            params::HeldBackMarks::Answered => Self::Answered,
         }
     }
 }

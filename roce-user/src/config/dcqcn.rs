@@ -14,7 +14,7 @@ use roce_common::{
 use serde::Deserialize;
 
 use super::{
-    choices::{AlphaUpdate, Boundary, Preset},
+    choices::{AlphaUpdate, Boundary, HeldBackMarks, Preset},
     quantity::{MegabitRate, MicroTime, Switch, rate_text, time_text},
 };
 
@@ -50,6 +50,7 @@ to_toml! {
     Preset: p => format!("\"{p}\"");
     AlphaUpdate: a => format!("\"{a}\"");
     Boundary: b => format!("\"{b}\"");
+    HeldBackMarks: m => format!("\"{m}\"");
 }
 
 macro_rules! dcqcn {
@@ -137,6 +138,8 @@ dcqcn! {
     rate_reduce_monitor_period: MicroTime, "T";
     /// N: least time between two CNPs to one queue pair
     min_time_between_cnps: MicroTime, "T";
+    /// What becomes of marks within that time of the last CNP
+    held_back_marks: HeldBackMarks, "WHAT";
     /// Marking starts above this queue depth
     kmin: u32, "BYTES";
     /// Marking is certain above this depth
@@ -198,6 +201,7 @@ impl Dcqcn {
             }
         }
         set(&mut p.rp.monitor, self.rate_reduce_monitor_period.map(|t| t.0));
+        set(&mut p.held_back_marks, self.held_back_marks.map(Into::into));
         set(&mut p.kmin, self.kmin);
         set(&mut p.kmax, self.kmax);
         set(&mut p.pmax, self.pmax.map(|p| fraction("pmax", p)).transpose()?);
@@ -249,6 +253,7 @@ impl Dcqcn {
             initial_alpha_value: Some(f64::from(rp.initial_alpha) / TENTH_BIT),
             rate_reduce_monitor_period: time(rp.monitor),
             min_time_between_cnps: time(params.cnp_interval),
+            held_back_marks: Some(params.held_back_marks.into()),
             kmin: Some(params.kmin),
             kmax: Some(params.kmax),
             pmax: Some(f64::from(params.pmax) / f64::from(ONE)),

@@ -83,6 +83,7 @@ proptest! {
                 idle_restart: Nanos(if usage == 0 { 0 } else { times[3] - 1 }),
             },
             cnp_interval: Nanos(times[4] - 1),
+            held_back_marks: if flags[3] { params::HeldBackMarks::Dropped } else { params::HeldBackMarks::Answered },
             kmin,
             kmax: kmin + width,
             pmax,

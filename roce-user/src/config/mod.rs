@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use roce_common::{
-    dcqcn::Params,
+    dcqcn::{Params, params::HeldBackMarks},
     units::{Dscp, Nanos, Rate},
 };
 use serde::Deserialize;
@@ -206,6 +206,10 @@ impl Settings {
         ensure!((64..=16_384).contains(&packet_bytes), "packet_bytes must be 64 to 16384, not {packet_bytes}");
         let preset = c.dcqcn.preset.unwrap_or(Preset::Soft);
         let params = c.dcqcn.params(link_rate, packet_bytes)?;
+        ensure!(
+            params.held_back_marks == HeldBackMarks::Dropped,
+            "held_back_marks = \"answered\": the kernel's NP forgets marks within the interval, only `roce sim` answers them"
+        );
 
         let queue_bytes = c.queue_bytes.unwrap_or_else(|| params.kmax.saturating_mul(2));
         ensure!(

@@ -155,6 +155,7 @@ rpg_ai_rate = "100k"
 rpg_hai_rate = "500k"
 rpg_gd = 10
 rpg_min_dec_fac = 40
+held_back_marks = "dropped"
 rate_to_set_on_first_cnp = "50m"
 clamp_tgt_rate = false
 clamp_tgt_rate_after_time_inc = false
@@ -193,6 +194,7 @@ fn nonsense_is_refused_with_its_name() -> Result<()> {
         ("data_dscp = 64", "data_dscp"),
         ("cnp_dscp = 200", "cnp_dscp"),
         ("link_rate = \"1g\"\n[dcqcn]\nrpg_min_rate = \"20g\"", "rpg_min_rate = \"20g\""),
+        ("[dcqcn]\nheld_back_marks = \"answered\"", "held_back_marks"),
         ("queue_bytes = 5", "queue_bytes"),
         ("packet_bytes = 0", "packet_bytes"),
         ("ack_timeout = 0", "ack_timeout"),

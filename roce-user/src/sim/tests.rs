@@ -31,20 +31,45 @@ fn reviewed(name: &str, finished: &[Finished]) {
     assert!(table == want, "{} differs (UPDATE_TABLES=1 writes it anew):\n{table}", path.display());
 }
 
-/// The exact fixed point of the paper's fluid model for 40 Gb/s and packets of 1000 bytes: flows, and the queue in bytes.
-const FIXED_POINTS: [(u32, f64); 4] = [(2, 20_200.0), (4, 41_800.0), (8, 93_800.0), (10, 122_600.0)];
+/// The queue, in bytes, at the fixed point of the paper's fluid model (SIGCOMM'15 §5: all derivatives zero, every flow at its
+/// share) with the paper's constants, on 40 Gb/s with packets of 1000 bytes. It knows the equations alone, none of our code.
+fn fixed_point(flows: u32) -> f64 {
+    let (capacity, packet) = (5e6, 1_000.0);
+    let (cnp, alpha, timer, bytes, stages, step) = (50e-6, 55e-6, 55e-6, 10e6 / packet, 5.0, 5e3);
+    let rate = capacity / f64::from(flows);
+    // Positive where cuts outweigh increases.
+    let balance = |p: f64| {
+        let marked = |packets: f64| 1.0 - (1.0 - p).powf(packets);
+        let increases = |every: f64| p / ((1.0 - p).powf(-every) - 1.0);
+        let (by_bytes, by_time) = (increases(bytes), increases(timer * rate));
+        let additive = by_bytes * (1.0 - p).powf(stages * bytes) + by_time * (1.0 - p).powf(stages * timer * rate);
+        marked(alpha * rate) * (marked(cnp * rate) / cnp).powi(2) - step * rate * additive * (by_bytes + by_time)
+    };
+    let (mut low, mut high) = (1e-6, 1e-2);
+    for _ in 0..60 {
+        let middle = (low + high) / 2.0;
+        if balance(middle) > 0.0 { high = middle } else { low = middle }
+    }
+    5_000.0 + low / 0.01 * 195_000.0
+}
 
 #[test]
 fn the_paper_set_stands_where_its_fluid_model_says() {
-    let finished = run_all(plan("benches/sim-paper.toml"), default_threads()).unwrap();
+    // A part of the plan's seeds; all of them are in benches/sim-paper.md.
+    let few = |job: super::options::Job| super::options::Job { seeds: if job.name == "4 us" { 8 } else { 2 }, ..job };
+    let jobs = plan("benches/sim-paper.toml").into_iter().map(few).collect();
+    let finished = run_all(jobs, default_threads()).unwrap();
     reviewed("paper.md", &finished);
-    for (f, (flows, queue)) in finished.iter().zip(FIXED_POINTS) {
-        let m = f.mean();
+    for (f, (flows, published)) in finished.iter().zip([(2, 20_200.0), (4, 41_800.0), (8, 93_800.0), (10, 122_600.0)]) {
+        let queue = fixed_point(flows);
+        assert!((queue / published - 1.0_f64).abs() < 0.005, "{flows} flows: {queue}");
         assert_eq!(f.job.scenario.flows, flows);
-        let off = m.queue_bytes_mean / queue - 1.0;
-        assert!(off.abs() <= 0.3, "{flows} flows: mean queue {} of {queue}: off by {off:.2}", m.queue_bytes_mean);
-        assert!(m.utilisation >= 0.98 && m.jain >= 0.99, "{flows} flows: {m:?}");
-        assert!(m.drops == 0.0 && m.cnp_per_flow_per_s <= 20_000.0, "{flows} flows: {m:?}");
+        let mean = f.mean().queue_bytes_mean;
+        assert!((mean / queue - 1.0).abs() <= 0.3, "{flows} flows: mean queue {mean} of {queue}");
+        for o in &f.outcomes {
+            assert!(o.utilisation >= 0.98 && o.jain >= 0.99, "{flows} flows: {} {}", o.utilisation, o.jain);
+            assert!(o.drops == [0, 0] && o.cnp_per_flow_per_s <= 20_000.0, "{flows} flows: {:?}", o.drops);
+        }
     }
     // Twenty times the delay: two flows stand still, ten swing from an empty queue to one beyond Kmax.
     let (two, ten) = (finished[4].mean(), finished[5].mean());
@@ -78,7 +103,8 @@ fn the_soft_set_fills_short_queues_without_loss_where_the_paper_set_collapses() 
         assert!(f.worst().join_periods.is_some_and(|n| n <= most), "{name} joined after {:?}", f.worst().join_periods);
     }
     for f in paper {
-        assert!(f.mean().drops > 1_000.0 && f.mean().utilisation < 0.8, "{:?}", f.mean());
+        let m = f.mean();
+        assert!(m.drops > 1_000.0 && (m.utilisation < 0.8 || m.jain < 0.6), "{m:?}");
     }
 }
 

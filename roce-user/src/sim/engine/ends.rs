@@ -1,7 +1,11 @@
 //! The ends of a flow: responder, notification point, requester's timers, and the controller with its reaction points.
 
 use roce_common::{
-    dcqcn::{Rp, np},
+    dcqcn::{
+        Rp,
+        np::{self, Answer},
+        params::HeldBackMarks,
+    },
     units::Nanos,
 };
 
@@ -23,11 +27,16 @@ impl Simulation<'_> {
         let (flow, jitter) = (packet.flow, self.s.jitter.0 * PS_PER_NS);
         let f = &mut self.flows[flow as usize];
         f.arrived_ever += 1;
-        if packet.ce && np::due(f.last_cnp.0, nanos(at).0, self.params.cnp_interval.0) {
-            f.last_cnp = nanos(at);
-            f.counts.cnps += 1;
-            f.cnp_at = f.cnp_at.max(at + f.reverse_ps + self.random.up_to(jitter));
-            self.events.push(f.cnp_at, Event::Cnp(flow));
+        match np::answer(packet.ce, f.owed, f.last_cnp.0, nanos(at).0, self.params.cnp_interval.0) {
+            Answer::Nothing => {}
+            Answer::HeldBack => f.owed = self.params.held_back_marks == HeldBackMarks::Answered,
+            Answer::Cnp => {
+                f.last_cnp = nanos(at);
+                f.owed = false;
+                f.counts.cnps += 1;
+                f.cnp_at = f.cnp_at.max(at + f.reverse_ps + self.random.up_to(jitter));
+                self.events.push(f.cnp_at, Event::Cnp(flow));
+            }
         }
         if packet.psn == f.expected {
             f.expected += 1;

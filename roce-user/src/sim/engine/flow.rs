@@ -63,8 +63,9 @@ pub(super) struct Flow {
     pub(super) expected: u32,
     pub(super) unacked: u32,
     pub(super) nak_sent: bool,
-    /// When the last CNP was sent; 0 = never.
+    /// When the last CNP was sent, 0 = never; and whether a mark has been held back since.
     pub(super) last_cnp: Nanos,
+    pub(super) owed: bool,
     /// Ends of messages, with the times at which they were asked for.
     pub(super) messages: VecDeque<(u32, u64)>,
     /// From the responder back to the sender.
@@ -101,6 +102,7 @@ impl Flow {
             unacked: 0,
             nak_sent: false,
             last_cnp: Nanos(0),
+            owed: false,
             messages: VecDeque::new(),
             reverse_ps,
             counts: Counts::default(),

@@ -1,7 +1,7 @@
 //! A packet-level discrete-event network around the reaction, notification and congestion points of `roce-common`.
 //!
 //! Nothing here knows the algorithms: a port asks [`cp::mark`](roce_common::dcqcn::cp::mark), a responder
-//! [`np::due`](roce_common::dcqcn::np::due), a controller drives [`Rp`](roce_common::dcqcn::Rp), exactly as the programs of
+//! [`np::answer`](roce_common::dcqcn::np::answer), a controller drives [`Rp`](roce_common::dcqcn::Rp), exactly as the programs of
 //! the dataplane do. The same scenario gives the same outcome on every machine. `docs/sim.md` says what is modelled.
 
 mod ends;
