@@ -11,6 +11,7 @@ use crate::{
     count::Tally,
     ctx::{self, Head, Slot},
     ingress::is_local,
+    mad,
     maps::CONFIG,
     mark, np, pace, queue, track,
 };
@@ -54,7 +55,10 @@ fn well_formed(ctx: &TcContext, tally: Tally, packet: &mut Packet) {
     write(ctx, cfg, tally, packet, is_cnp);
     // As it leaves.
     capture::skb(cfg, Direction::Egress, ctx.skb.skb, packet, Head::Data);
-    if !is_cnp {
+    mad::skb(cfg, Direction::Egress, ctx.skb.skb, packet);
+    if is_cnp {
+        track::cnp(tap, packet);
+    } else {
         tally.add(Counter::of_ecn(packet.ecn()));
         track::observe(cfg, tally, tap, packet);
     }

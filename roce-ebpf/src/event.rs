@@ -51,7 +51,7 @@ pub(crate) fn telemetry(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet, w
 }
 
 #[inline(always)]
-fn within_budget(cfg: &Config, now: u64) -> bool {
+pub(crate) fn within_budget(cfg: &Config, now: u64) -> bool {
     let Some(budget) = EVENT_BUDGET.get_ptr_mut(0) else { return false };
     let tick = now >> TICK_SHIFT;
     // SAFETY: a live per-CPU map value.
@@ -67,24 +67,36 @@ fn within_budget(cfg: &Config, now: u64) -> bool {
     true
 }
 
+/// A plain event of a packet.
 #[inline(always)]
-fn push(ring: &RingBuf, tap: Tap, packet: &Packet, what: &What, now: u64) -> bool {
-    let Some(mut entry) = ring.reserve::<Event>(0) else { return false };
-    entry.write(Event {
+pub(crate) fn of(kind: EventKind, tap: Tap, packet: &Packet, now: u64) -> Event {
+    Event {
         time_ns: now,
-        kind: what.kind as u32,
+        kind: kind as u32,
         tap,
         src: packet.src,
         dst: packet.dst,
         dest_qp: packet.bth.dest_qp.get(),
         psn: packet.bth.psn.get(),
-        value: what.value,
+        value: 0,
         src_port: packet.src_port,
         opcode: packet.bth.opcode.get(),
         tos: packet.tos,
+        account: 0,
+        fate: 0,
+        refused_qp: 0,
+    }
+}
+
+#[inline(always)]
+fn push(ring: &RingBuf, tap: Tap, packet: &Packet, what: &What, now: u64) -> bool {
+    let Some(mut entry) = ring.reserve::<Event>(0) else { return false };
+    entry.write(Event {
+        value: what.value,
         account: what.account,
         fate: what.refused as u32,
         refused_qp: (what.refused >> 32) as u32,
+        ..of(what.kind, tap, packet, now)
     });
     entry.submit(0);
     true

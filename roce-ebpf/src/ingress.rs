@@ -15,7 +15,7 @@ use crate::{
     atomic, capture,
     count::Tally,
     ctx::{self, Head, Parsed, Slot},
-    event,
+    event, mad,
     maps::{CONFIG, HEADERS, LOCAL, PAIRS},
     np, queue, track,
 };
@@ -42,9 +42,11 @@ pub(crate) fn xdp(ctx: &XdpContext) -> Fate {
     // Before it is judged: what it triggers comes after it, and what is consumed is captured too.
     if let Ok(packet) = &verdict
         && let Some(cfg) = CONFIG.get(0)
-        && cfg.capture_bytes != 0
     {
-        capture::xdp(cfg, ctx.ctx, packet);
+        if cfg.capture_bytes != 0 {
+            capture::xdp(cfg, ctx.ctx, packet);
+        }
+        mad::xdp(cfg, ctx.ctx, packet);
     }
     let copy = |offset: u16, to: *mut u8, bytes: u32| ctx::copy_xdp(ctx.ctx, u32::from(offset), to, bytes);
     handle(&verdict, || ctx::xdp_destination(ctx), copy)
@@ -53,23 +55,23 @@ pub(crate) fn xdp(ctx: &XdpContext) -> Fate {
 /// tc: the NP, and the whole ingress tap where XDP is not attached.
 #[inline(always)]
 pub(crate) fn tc(ctx: &TcContext) -> Fate {
-    // Written so that the first verdict's packet, which is no pointer where there is none, does not outlive the second parse:
-    // kept in a register across its calls it is a value that the verifier refuses to store.
-    let (verdict, headless) = match ctx::parse_skb(ctx, Slot::TcIngress) {
-        Err(Other::NotRoce) => match ctx::parse_headless_skb(ctx, Slot::TcIngress) {
-            Some(parsed) => (parsed, true),
-            None => (Err(Other::NotRoce), false),
-        },
-        verdict => (verdict, false),
-    };
+    let mut found = Found::of(ctx::parse_skb(ctx, Slot::TcIngress));
+    let mut headless = false;
+    if found.packet.is_null()
+        && matches!(found.other, Other::NotRoce)
+        && let Some(parsed) = ctx::parse_headless_skb(ctx, Slot::TcIngress)
+    {
+        found = Found::of(parsed);
+        headless = true;
+    }
+    let verdict = found.verdict();
     let Some(cfg) = CONFIG.get(0) else { return Fate::Pass };
     let mut fate = Fate::Pass;
     if cfg.flags & Flags::TC_INGRESS != 0 {
-        if cfg.capture_bytes != 0
-            && let Ok(packet) = &verdict
-        {
+        if let Ok(packet) = &verdict {
             let head = if headless { Head::InFront } else { Head::Data };
             capture::skb(cfg, Direction::Ingress, ctx.skb.skb, packet, head);
+            mad::skb(cfg, Direction::Ingress, ctx.skb.skb, packet);
         }
         let copy = |offset: u16, to: *mut u8, bytes: u32| ctx::copy_from_mac(ctx.skb.skb, u32::from(offset), to, bytes);
         fate = handle(&verdict, || ctx::skb_destination(ctx), copy);
@@ -92,6 +94,29 @@ pub(crate) fn tc(ctx: &TcContext) -> Fate {
         }
     }
     fate
+}
+
+/// A verdict all of whose parts are always set. The compiler may spill what is not set of a `Result`, and the verifier refuses
+/// to see it read.
+struct Found {
+    packet: *mut Packet,
+    other: Other,
+}
+
+impl Found {
+    #[inline(always)]
+    fn of(parsed: Parsed) -> Self {
+        match parsed {
+            Ok(packet) => Self { packet, other: Other::NotRoce },
+            Err(other) => Self { packet: core::ptr::null_mut(), other },
+        }
+    }
+
+    #[inline(always)]
+    fn verdict(self) -> Parsed {
+        // SAFETY: null, or a live map value that nobody else refers to: `of` took the only reference.
+        unsafe { self.packet.as_mut() }.ok_or(self.other)
+    }
 }
 
 /// A congestion point where packets enter.
@@ -167,6 +192,7 @@ fn well_formed(tally: Tally, packet: &Packet, copy: impl FnOnce(u16, *mut u8, u3
 #[inline(always)]
 fn cnp(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet, copy: impl FnOnce(u16, *mut u8, u32) -> bool) -> Fate {
     tally.add(Counter::Cnp);
+    track::cnp(tap, packet);
     if !packet.bth.becn {
         tally.add(Counter::CnpWithoutBecn);
     }

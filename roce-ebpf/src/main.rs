@@ -29,6 +29,7 @@ mod ctx;
 mod egress;
 mod event;
 mod ingress;
+mod mad;
 mod maps;
 mod mark;
 mod np;

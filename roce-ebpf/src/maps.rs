@@ -6,9 +6,10 @@ use aya_ebpf::{
 };
 use roce_common::{
     abi::{
-        CAPTURE_RING_BYTES, CNP_RING_BYTES, CP_CLASSES as MAX_CP_CLASSES, CnpJob, Config, Counters, CpClass, CpStats,
-        EventBudget, FlowKey, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS, MAX_RATES, MAX_ROUND_TRIPS, PaceCell, PairKey,
-        PairValue, PeerQp, RateValue, START_CLASSES as MAX_START_CLASSES, TELEMETRY_RING_BYTES, VirtualQueue,
+        CAPTURE_RING_BYTES, CNP_RING_BYTES, CP_CLASSES as MAX_CP_CLASSES, CnpCount, CnpJob, Config, Counters, CpClass,
+        CpStats, EventBudget, FlowKey, MAX_CNPS, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS, MAX_RATES, MAX_ROUND_TRIPS,
+        PaceCell, PairKey, PairValue, PeerQp, RateValue, START_CLASSES as MAX_START_CLASSES, TELEMETRY_RING_BYTES,
+        VirtualQueue,
     },
     facts::RoundTrips,
     flow::Flow,
@@ -37,6 +38,9 @@ pub(crate) static FLOWS: HashMap<FlowKey, Flow> = HashMap::with_max_entries(MAX_
 /// Round trips, by the flow of the answers.
 #[map]
 pub(crate) static ROUND_TRIPS: HashMap<FlowKey, RoundTrips> = HashMap::with_max_entries(MAX_ROUND_TRIPS, NO_PREALLOC);
+/// CNPs by tap, source, destination and the queue pair they name.
+#[map]
+pub(crate) static CNPS: HashMap<FlowKey, CnpCount> = HashMap::with_max_entries(MAX_CNPS, NO_PREALLOC);
 #[map]
 pub(crate) static PAIRS: HashMap<PairKey, PairValue> = HashMap::with_max_entries(MAX_PAIRS, NO_PREALLOC);
 #[map]

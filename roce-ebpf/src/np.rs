@@ -24,6 +24,7 @@ use crate::{
     ctx::{self, Head},
     event,
     maps::{CNP_FRAME, JOB, PAIRS},
+    track,
 };
 
 /// TTL and hop limit of a CNP, as rxe's default.
@@ -96,6 +97,7 @@ pub(crate) fn take_job(ctx: &TcContext, cfg: &Config, tally: Tally, tap: Tap, pa
         packet.bth.opcode = Opcode::CNP;
         packet.bth.psn = Psn::new(0);
         packet.payload_len = 0;
+        track::cnp(tap, packet);
         capture::skb(cfg, Direction::Egress, ctx.skb.skb, packet, Head::Data);
     } else {
         tally.add(Counter::NpFailed);

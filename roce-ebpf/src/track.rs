@@ -2,7 +2,7 @@
 
 use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
 use roce_common::{
-    abi::{Answered, Config, Counter, EventKind, FlowKey, PairKey, Space, Tap},
+    abi::{Answered, CnpCount, Config, Counter, EventKind, FlowKey, PairKey, Space, Tap},
     facts::{Measured, Probe, SILENCE},
     flow::{Flow, refusal},
     psn::{Account, Fate, Outcome, Psn, ReadPlace},
@@ -14,7 +14,7 @@ use crate::{
     atomic,
     count::Tally,
     event::{self, What},
-    maps::{FLOWS, NEW_FLOW, NEW_ROUND_TRIPS, PAIRS, ROUND_TRIPS},
+    maps::{CNPS, FLOWS, NEW_FLOW, NEW_ROUND_TRIPS, PAIRS, ROUND_TRIPS},
 };
 
 /// `BPF_NOEXIST`: another CPU may have inserted the flow meanwhile.
@@ -50,6 +50,9 @@ pub(crate) fn observe(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) {
         let silence = now.wrapping_sub((*flow).last_seen_ns);
         if silence >= SILENCE.0 && fresh == 0 {
             silent = roce_silence(tap.number(), packet, flow, now);
+        }
+        if (*flow).tracker.needs_pmtu(packet.bth.opcode.is_read_request()) {
+            roce_learn_pmtu(tap.number(), packet, flow);
         }
         let account = Account::from_bits(roce_flow_observe(flow, packet, now));
         let mut measured = NOTHING;
@@ -141,6 +144,38 @@ fn partner(tap: Tap, packet: &Packet, space: Space) -> Option<(*mut Flow, Qpn)> 
     }
     key.tap = tap;
     Some((FLOWS.get_ptr_mut(&key)?, sender))
+}
+
+/// Before a READ, or the packet behind one, under a path MTU that `flow` has not shown: the answers may have shown it. Called
+/// under the flow's lock. A global function, as [`roce_flow_observe`], and for the same reason.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn roce_learn_pmtu(tap: u32, packet: *const Packet, flow: *mut Flow) -> u64 {
+    // SAFETY: the callers pass live map values; the verifier asks for the null checks.
+    let (Some(packet), Some(flow)) = (unsafe { packet.as_ref() }, unsafe { flow.as_mut() }) else { return 0 };
+    if let Some((answers, _)) = answers_to(Tap::from_number(tap), packet) {
+        // SAFETY: a live map value, and an aligned number in it.
+        flow.tracker.teach_pmtu(unsafe { (&raw const (*answers).tracker.pmtu).read_volatile() });
+    }
+    0
+}
+
+/// Counts a CNP, which belongs to no flow by its addresses.
+#[inline(never)]
+pub(crate) fn cnp(tap: Tap, packet: &Packet) {
+    let key = FlowKey::new(tap, packet.src, packet.dst, packet.bth.dest_qp, Space::Request);
+    let mut count = CNPS.get_ptr_mut(&key);
+    if count.is_none() {
+        // Full, it counts no further ones one by one; the tap's counter does.
+        let _full = CNPS.insert(&key, &CnpCount::default(), NOEXIST);
+        count = CNPS.get_ptr_mut(&key);
+    }
+    let Some(count) = count else { return };
+    // SAFETY: aligned numbers of a live map value; the helper has no arguments.
+    unsafe {
+        atomic::add_u64(&raw mut (*count).packets, 1);
+        (&raw mut (*count).last_seen_ns).write_volatile(bpf_ktime_get_coarse_ns());
+    }
 }
 
 /// Which requests a READ response answers: their destination QPN in the high half; 0 where it is not known, and for requests.

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod capture;
 pub mod cli;
 pub mod config;
+mod connections;
 pub mod control;
 pub mod dataplane;
 pub mod events;

@@ -5,10 +5,11 @@ use std::{thread, time::Duration};
 
 use aya::maps::{MapData, RingBuf};
 use roce_common::{
-    abi::{Answered, CaptureHead, Direction, Event, EventKind, Flags, Role, Tap},
+    abi::{Answered, CaptureHead, Direction, Event, EventKind, Flags, MadEvent, Role, Tap},
     facts::SILENCE,
     psn::{Fate, Psn, ReadPlace},
-    wire::{Opcode, Verdict, parse},
+    units::Qpn,
+    wire::{Bth, Deth, IpVersion, Opcode, Verdict, cm, emit, parse},
 };
 use roce_tests::{
     dialogue::{End, Passed, Wire},
@@ -157,6 +158,93 @@ fn a_gap_in_answers_and_the_read_that_asks_again_name_each_other() {
         let answered = Answered::from_bits(run.fate).expect("answers are known");
         assert_eq!((run.psn, answered.highest().get(), answered.fate(), answered.place()), (psn, 22, fate, place));
     }
+}
+
+#[test]
+fn messages_of_connection_management_come_whole() {
+    let mut b = Bench::new();
+    let mut mad = [0u8; 256];
+    mad[..4].copy_from_slice(&[1, 7, 2, 3]);
+    // REJ of connection 0x01020304 by the one called 5, for reason 8.
+    mad[16..18].copy_from_slice(&[0, 0x12]);
+    mad[24..32].copy_from_slice(&[0, 0, 0, 5, 1, 2, 3, 4]);
+    mad[34..36].copy_from_slice(&[0, 8]);
+    let path = emit::Path {
+        src_mac: [2; 6],
+        dst_mac: [4; 6],
+        src: b.wire.requester.0,
+        dst: b.wire.responder.0,
+        tos: 0,
+        ttl: 64,
+        ip_id: 1,
+        src_port: 55_410,
+    };
+    let frame = |qkey, qpn| {
+        let deth = Deth { qkey, src_qp: Qpn::GSI };
+        let ext = emit::Ext { deth: Some(deth), ..emit::Ext::default() };
+        let mut out = vec![0; 512];
+        let bth = Bth::new(Opcode::UD_SEND_ONLY, qpn, Psn::new(3));
+        let n = emit::frame(&path, &bth, &ext, &mad, &mut out).expect("a frame");
+        out.truncate(n);
+        out
+    };
+    for (qkey, qpn, told) in [(0x8001_0000, Qpn::GSI, 1), (1, Qpn::GSI, 0), (0x8001_0000, Qpn::new(9), 0)] {
+        b.p.xdp("roce_xdp", &frame(qkey, qpn), 1).expect("BPF_PROG_TEST_RUN");
+        let mut messages = Vec::new();
+        while let Some(item) = b.telemetry.next() {
+            messages.extend(MadEvent::read_from_bytes(&item).ok());
+        }
+        assert_eq!(messages.len(), told, "{qkey:#x} {qpn:?}");
+        for message in messages {
+            assert_eq!((message.event.tap, message.event.psn), (TAP, 3));
+            let read = cm::read(&message.mad[..], 0).expect("a message");
+            assert_eq!((read.local_id, read.remote_id, read.message), (5, 0x0102_0304, cm::Message::Reject(8)));
+        }
+    }
+}
+
+#[test]
+fn cnps_are_counted_by_whom_they_name() {
+    let mut b = Bench::new();
+    let ((requester, from), (responder, _)) = (b.wire.requester, b.wire.responder);
+    let path = emit::Path {
+        src_mac: [2; 6],
+        dst_mac: [4; 6],
+        src: responder,
+        dst: requester,
+        tos: 0xc2,
+        ttl: 64,
+        ip_id: 0,
+        src_port: 0,
+    };
+    for (qpn, count) in [(from, 3), (Qpn::new(77), 1)] {
+        let mut frame = [0; emit::CNP_FRAME_V6];
+        let n = emit::cnp(&path, IpVersion::V4, qpn, &mut frame);
+        for _ in 0..count {
+            b.p.xdp("roce_xdp", &frame[..n], 1).expect("BPF_PROG_TEST_RUN");
+        }
+    }
+    let mut counted: Vec<_> = b.p.maps.cnps().iter().map(|(key, n)| (key.src, key.dest_qp(), n.packets)).collect();
+    counted.sort_unstable();
+    let mut want = [(responder, from, 3), (responder, Qpn::new(77), 1)];
+    want.sort_unstable();
+    assert_eq!(counted, want);
+}
+
+#[test]
+fn a_path_mtu_that_answers_have_shown_is_known_to_the_requests() {
+    let mut b = Bench::new();
+    b.read(0, 2);
+    b.answer(Opcode::READ_RESPONSE_FIRST, 0, 0x1f);
+    b.answer(Opcode::READ_RESPONSE_LAST, 1, 0x1f);
+    // 600 PSNs of 256 bytes or 38 of 4,096: what comes next is no gap where the path MTU is known.
+    b.read(2, 600);
+    b.read(602, 1);
+    b.read(610, 1);
+    let key = b.wire.key(TAP, End::Requester);
+    let flows = b.p.maps.flows();
+    let (_, flow) = flows.iter().find(|(k, _)| *k == key).expect("the flow");
+    assert_eq!((flow.tracker.pmtu, flow.tracker.missing_psns), (256, 7));
 }
 
 #[test]

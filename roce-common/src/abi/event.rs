@@ -6,6 +6,7 @@ use super::Tap;
 use crate::{
     psn::{Fate, Psn, ReadPlace},
     units::Addr,
+    wire::cm::MAD_BYTES,
 };
 
 /// What an [`Event`] reports; the number stands in [`Event::kind`].
@@ -40,6 +41,8 @@ pub enum EventKind {
     /// With a request unanswered, nothing of a connection had passed for `value` µs before this packet. Of a response,
     /// `refused_qp` is the destination QPN of the flow that it answers, from `dst` to `src`.
     Silence = 13,
+    /// A message of connection management; its record is a [`MadEvent`].
+    Management = 14,
 }
 
 impl EventKind {
@@ -59,6 +62,7 @@ impl EventKind {
             11 => Self::Expired,
             12 => Self::Started,
             13 => Self::Silence,
+            14 => Self::Management,
             _ => return None,
         })
     }
@@ -79,6 +83,7 @@ impl EventKind {
             Self::Expired => "expired",
             Self::Started => "started",
             Self::Silence => "silence",
+            Self::Management => "management",
         }
     }
 }
@@ -119,6 +124,18 @@ pub struct Event {
     /// responses: that of the flow they answer. Where a run of requests starts: µs since the newest response.
     pub refused_qp: u32,
 }
+
+/// A record of a ring buffer that holds a message of connection management, or what may be one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MadEvent {
+    /// Which packet: of the kind [`EventKind::Management`].
+    pub event: Event,
+    /// The first bytes of the MAD.
+    pub mad: [u8; MAD_BYTES],
+}
+
+const _: () = assert!(size_of::<MadEvent>() == 200);
 
 /// What the responses to a request flow had told when a run of it starts, in 32 bits; none of them is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

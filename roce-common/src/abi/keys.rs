@@ -175,6 +175,16 @@ pub struct PairValue {
     pub reserved: u32,
 }
 
+/// Value of CNPS: CNPs of a tap from a source to a destination that name one queue pair there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CnpCount {
+    /// How many there were.
+    pub packets: u64,
+    /// When the newest passed, by the coarse clock.
+    pub last_seen_ns: u64,
+}
+
 /// Value of RATES: how fast a queue pair may send. Written by user space; the
 /// egress program only adds entries at the start rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -11,10 +11,10 @@ mod keys;
 pub use capture::{CAPTURE_RING_BYTES, CAPTURE_RING_UNUSED, CaptureHead, MAX_CAPTURE_BYTES};
 pub use config::{Config, Flags, IngressMode, MarkPolicy, Pacer, Role};
 pub use counters::{Counter, Counters};
-pub use event::{Answered, Event, EventKind};
+pub use event::{Answered, Event, EventKind, MadEvent};
 pub use keys::{
-    CnpJob, CpClass, CpStats, Direction, EventBudget, FlowKey, PaceCell, PairKey, PairValue, PeerQp, RateValue, Space,
-    Tap, VirtualQueue,
+    CnpCount, CnpJob, CpClass, CpStats, Direction, EventBudget, FlowKey, PaceCell, PairKey, PairValue, PeerQp,
+    RateValue, Space, Tap, VirtualQueue,
 };
 
 use crate::units::Addr;
@@ -26,6 +26,8 @@ pub const ABI_VERSION: u32 = 2;
 pub const MAX_FLOWS: u32 = 131_072;
 /// Most flows whose round trips are kept, about 1 kB each; those of further ones are not measured.
 pub const MAX_ROUND_TRIPS: u32 = 32_768;
+/// Most queue pairs whose CNPs are counted one by one at the taps of an interface.
+pub const MAX_CNPS: u32 = 16_384;
 /// Most limited queue pairs.
 pub const MAX_RATES: u32 = 131_072;
 /// Most entries of PAIRS: two for each pair of queue pairs.

@@ -410,6 +410,13 @@ impl Tracker {
         }
     }
 
+    /// Whether a path MTU that is known elsewhere would help with the next packet: it is a READ request, or behind one of unknown
+    /// span.
+    #[inline(always)]
+    pub const fn needs_pmtu(&self, is_read: bool) -> bool {
+        self.pmtu == 0 && (is_read || self.state & READ_PENDING != 0)
+    }
+
     /// The path MTU in bytes is known from elsewhere: the connection's management, or the other flows of the queue pair.
     /// What this flow has shown itself stands.
     #[inline(always)]

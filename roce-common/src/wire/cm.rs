@@ -7,6 +7,8 @@ use crate::{psn::Psn, units::Qpn};
 
 /// Length of a MAD.
 const MAD_LEN: u16 = 256;
+/// Bytes of it that hold all that is read of a message.
+pub const MAD_BYTES: usize = 120;
 /// The management class of connection management.
 const CLASS_CM: u8 = 0x07;
 /// The Q_Key of QP1.
@@ -80,14 +82,20 @@ pub struct Mad {
 
 /// The message in a packet; `None` where it is none, or not all of it was captured.
 pub fn parse<B: Bytes + ?Sized>(frame: &B, packet: &Packet) -> Option<Mad> {
-    let general = packet.bth.opcode == Opcode::UD_SEND_ONLY
-        && packet.bth.dest_qp == Qpn::GSI
+    if may_be(packet) { read(frame, packet.payload_offset()) } else { None }
+}
+
+/// Whether a packet may hold a message: a datagram for QP1, as long as a MAD.
+#[inline(always)]
+pub fn may_be(packet: &Packet) -> bool {
+    packet.bth.opcode.get() == Opcode::UD_SEND_ONLY.get()
+        && packet.bth.dest_qp.get() == Qpn::GSI.get()
+        && packet.payload_len == MAD_LEN
         && packet.deth.is_some_and(|d| d.qkey == GSI_QKEY)
-        && packet.payload_len == MAD_LEN;
-    if !general {
-        return None;
-    }
-    let mad = packet.payload_offset();
+}
+
+/// The message in a MAD that begins at `mad`. All that is read are its first [`MAD_BYTES`] bytes.
+pub fn read<B: Bytes + ?Sized>(frame: &B, mad: usize) -> Option<Mad> {
     let [base_version, class, _, method] = frame.get(mad)?;
     // A Send of connection management.
     if base_version != 1 || class != CLASS_CM || method & 0x7f != 0x03 {

@@ -23,7 +23,7 @@ use nix::{
     },
 };
 use roce_common::{
-    abi::{Event, EventKind, PairKey, PeerQp},
+    abi::{Event, EventKind, MadEvent, PairKey, PeerQp},
     units::{Addr, Nanos, Rate},
 };
 use tokio::sync::mpsc;
@@ -102,6 +102,8 @@ pub enum Order {
 pub enum News {
     /// Something happened to a flow.
     Event(Event),
+    /// A message of connection management passed.
+    Management(Box<MadEvent>),
     /// A queue pair may send more or less.
     Rate(RateChange),
     /// The kernel is to be asked for its connected queue pairs.
@@ -339,8 +341,15 @@ impl Controller {
         let now = monotonic();
         let mut any = false;
         for _ in 0..BATCH {
-            let Some(event) = take(&mut self.telemetry) else { break };
+            let Some(record) = next(&mut self.telemetry) else { break };
             any = true;
+            let event = match record {
+                Taken::Event(event) => event,
+                Taken::Management(message) => {
+                    self.show(outbox, News::Management(message));
+                    continue;
+                }
+            };
             self.core.on_event(&event, now, &bytes_sent(&self.maps), &mut self.commands);
             if event.kind != EventKind::Sample as u32 {
                 self.show(outbox, News::Event(event));
@@ -463,11 +472,29 @@ fn bytes_sent(maps: &Maps) -> impl Fn(&PeerQp) -> Option<u64> {
     |key| maps.pace(*key).map(|cell| cell.bytes)
 }
 
-/// The next record of a ring; one that is no event is skipped.
-fn take(ring: &mut RingBuf<MapData>) -> Option<Event> {
+/// A record of a ring.
+enum Taken {
+    Event(Event),
+    Management(Box<MadEvent>),
+}
+
+/// The next record of a ring; what is none is skipped.
+fn next(ring: &mut RingBuf<MapData>) -> Option<Taken> {
     loop {
         let item = ring.next()?;
         if let Ok(event) = Event::read_from_bytes(&item) {
+            return Some(Taken::Event(event));
+        }
+        if let Ok(message) = MadEvent::read_from_bytes(&item) {
+            return Some(Taken::Management(Box::new(message)));
+        }
+    }
+}
+
+/// The next event of a ring that holds nothing else.
+fn take(ring: &mut RingBuf<MapData>) -> Option<Event> {
+    loop {
+        if let Taken::Event(event) = next(ring)? {
             return Some(event);
         }
     }

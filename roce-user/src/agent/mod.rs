@@ -9,6 +9,7 @@
 //! | `reaction` | how long that takes |
 //! | `run` | the loop of everything else |
 //! | `packets` | packets for a capture |
+//! | `partners` | which flows and CNPs belong together |
 //! | `publish` | what readers of its events are told |
 //! | `story` | what events amount to: episodes and findings |
 //! | `report` | what is shown: JSON lines or a table |
@@ -17,6 +18,7 @@ mod congestion;
 mod controller;
 mod open;
 mod packets;
+mod partners;
 mod publish;
 mod queue_pairs;
 mod reaction;
@@ -27,6 +29,7 @@ mod story;
 pub use congestion::{CongestionLine, congestion_lines};
 pub use controller::{Controller, News, Order, Progress, Running, Wait};
 pub use open::{Agent, Plan, detected_link_rate};
+pub use partners::Partners;
 pub use publish::RateChange;
 pub use queue_pairs::{Ends, Owners};
 pub use reaction::Reactions;

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use roce_common::{
-    abi::{Event, EventKind, FlowKey, PeerQp},
+    abi::{Event, EventKind, FlowKey, MadEvent, PeerQp},
     flow::Flow,
     psn::Episode,
     units::{Qpn, Rate},
@@ -105,6 +105,11 @@ impl Publisher {
         let log = &self.log;
         self.story.event(event, |key, episode| shown.push(tell_episode(log, key, episode)));
         shown
+    }
+
+    /// A message of connection management.
+    pub(super) fn management(&mut self, message: &MadEvent) {
+        self.story.management(message);
     }
 
     /// A second has passed: `flows` are those that there are. Hands back as above.

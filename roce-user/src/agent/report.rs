@@ -9,14 +9,14 @@ use std::{
 
 use anyhow::Result;
 use roce_common::{
-    abi::{Counter, Counters, Direction, FlowKey, PairKey, PairValue, PeerQp, Space},
+    abi::{Counter, Counters, Direction, FlowKey, PeerQp, Space},
     flow::Flow,
-    units::{Addr, Nanos, Qpn, Rate},
+    units::{Nanos, Rate},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Agent, Ends, Owners, Progress, Reactions, congestion_lines, monotonic, run::limit};
+use super::{Agent, Ends, Owners, Partners, Progress, Reactions, congestion_lines, monotonic, run::limit};
 use crate::{
     control::{KernelStats, Unknown},
     dataplane::Maps,
@@ -59,18 +59,11 @@ pub fn flow_lines(
     flows: &[(FlowKey, Flow)],
     mut rate: impl FnMut(&FlowKey, &Flow) -> Option<u64>,
 ) -> (Vec<FlowLine>, usize) {
-    // CNPs name the queue pair that sends: its request flow is the one to the queue pair it is connected to.
-    let pairs: HashMap<PairKey, PairValue> = maps.pairs().into_iter().collect();
-    let cnps: HashMap<(Addr, Addr, u32), u64> =
-        pairs.iter().map(|(k, v)| ((k.dst, k.src, v.sender_qpn), v.cnp_rx)).collect();
-    let round_trips = |key: &FlowKey| {
-        let requester = Qpn::new(pairs.get(&PairKey::new(key.src, key.dst, key.dest_qp()))?.sender_qpn);
-        let answers = |tap| maps.round_trips(&FlowKey::new(tap, key.dst, key.src, requester, Space::Response));
-        answers(key.tap.opposite()).or_else(|| answers(key.tap))
-    };
-    let mut order: Vec<&(FlowKey, Flow)> = flows.iter().filter(|(_, f)| f.packets != 0).collect();
+    let partners = Partners::new(maps);
+    let mut order: Vec<(FlowKey, Flow)> = flows.iter().filter(|(_, f)| f.packets != 0).copied().collect();
+    partners.count_cnps(&mut order);
     let total = order.len();
-    let rank = |entry: &&(FlowKey, Flow)| (std::cmp::Reverse(entry.1.packets), entry.0);
+    let rank = |entry: &(FlowKey, Flow)| (std::cmp::Reverse(entry.1.packets), entry.0);
     if total > REPORTED_FLOWS {
         order.select_nth_unstable_by_key(REPORTED_FLOWS, rank);
         order.truncate(REPORTED_FLOWS);
@@ -80,18 +73,15 @@ pub fn flow_lines(
     let lines = order
         .into_iter()
         .map(|(key, flow)| {
-            let mut flow = *flow;
+            let mut report = FlowReport::new(&key, &flow, tap_name(name, key.tap));
+            report.facts.cnp_sent = Some(partners.cnps_sent(&key));
             if key.space() == Space::Request {
-                flow.cnp = cnps.get(&(key.src, key.dst, key.dest_qp().get())).copied().unwrap_or(0);
-            }
-            let mut report = FlowReport::new(key, &flow, tap_name(name, key.tap));
-            if key.space() == Space::Request {
-                report.facts.rtt_ns = round_trips(key).and_then(|times| RttReport::of(&times));
+                report.facts.rtt_ns = partners.round_trips(maps, &key).and_then(|times| RttReport::of(&times));
             }
             FlowLine {
                 flow: report,
-                ends: owners.ends(key, maps),
-                rate_bps: rate(key, &flow),
+                ends: owners.ends(&key, maps),
+                rate_bps: rate(&key, &flow),
                 limit_bps: (key.tap.direction() == Direction::Egress)
                     .then(|| limit(maps, PeerQp::new(key.dst, key.dest_qp())))
                     .flatten(),

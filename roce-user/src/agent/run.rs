@@ -131,6 +131,7 @@ impl Agent {
                             output.borrow_mut().event(&self.plan.link.name, &record)?;
                         }
                     }
+                    Some(News::Management(message)) => self.publisher.management(&message),
                     Some(News::Rate(change)) => self.publisher.rate(&change),
                     Some(News::AskKernel) => {
                         question.get_or_insert_with(|| task::spawn_blocking(queue_pairs::ask));
@@ -232,7 +233,8 @@ impl Agent {
                 now.since(Nanos(flow.last_seen_ns)) <= idle
             };
             *walk = Some(task::spawn_blocking(move || {
-                let flows = walker.walk(is_live, REPORTED_FLOWS);
+                let is_recent = |seen| now.since(seen) <= FLOW_IDLE;
+                let flows = walker.walk(is_live, is_recent, REPORTED_FLOWS);
                 (walker, flows)
             }));
         }

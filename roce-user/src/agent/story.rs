@@ -7,15 +7,16 @@
 use std::collections::HashMap;
 
 use roce_common::{
-    abi::{Answered, Event, EventKind, FlowKey, Space, Tap},
+    abi::{Answered, Direction, Event, EventKind, FlowKey, MadEvent, Space, Tap},
     facts::{Recovery, Spread},
     flow::Flow,
     psn::{Account, Episode, Explainer, Fate, Outcome, Passing, Psn, ReadPlace, Tally},
     units::{Nanos, Qpn},
-    wire::{Aeth, Kind, Opcode, Syndrome},
+    wire::{Aeth, Kind, Opcode, Syndrome, cm},
 };
 
 use crate::{
+    connections::{Connections, Mark, Terms},
     export::story::{FlowStory, StoryReport},
     findings::{Code, Evidence, Findings, episodes, rules},
 };
@@ -35,6 +36,28 @@ struct Told {
     port: u16,
     /// The PSN that the newest NAK refused, which is not answered.
     refused: Option<Psn>,
+    /// What its connection was made with.
+    terms: Option<Terms>,
+}
+
+impl Told {
+    /// Of a flow whose connection has these terms, if they are known.
+    fn of(terms: Option<Terms>, key: &FlowKey) -> Self {
+        let mut told = Self { terms, ..Self::default() };
+        if let (Some(terms), Space::Request) = (terms, key.space()) {
+            told.explainer.set_ack_timeout(terms.ack_timeout);
+        }
+        told
+    }
+}
+
+/// A connection's messages pass both directions of an interface, so connections are kept by interface alone.
+const fn interface(tap: Tap) -> Tap {
+    Tap::new(tap.ifindex(), Direction::Ingress)
+}
+
+fn key_of_interface(key: &FlowKey) -> FlowKey {
+    FlowKey::new(interface(key.tap), key.src, key.dst, key.dest_qp(), key.space())
 }
 
 /// See the module.
@@ -42,15 +65,35 @@ struct Told {
 pub(super) struct Story {
     flows: HashMap<FlowKey, Told>,
     findings: Findings,
+    connections: Connections,
 }
 
 impl Story {
+    /// Takes a message of connection management.
+    pub(super) fn management(&mut self, message: &MadEvent) {
+        let event = &message.event;
+        let Some(mad) = cm::read(&message.mad[..], 0) else { return };
+        let mark = Mark { frame: None, time: Nanos(event.time_ns) };
+        let path = (interface(event.tap), event.src, event.dst);
+        let Some(made) = self.connections.message(path, &mad, mark, &mut self.findings) else { return };
+        // Flows of these queue pairs may be there already: numbers are used again.
+        for key in made.request_flows() {
+            for tap in [key.tap, key.tap.opposite()] {
+                let key = FlowKey::new(tap, key.src, key.dst, key.dest_qp(), key.space());
+                let terms = self.connections.terms(&key_of_interface(&key));
+                if let (Some(told), Some(terms)) = (self.flows.get_mut(&key), terms) {
+                    told.explainer.set_ack_timeout(terms.ack_timeout);
+                }
+            }
+        }
+    }
+
     /// Takes an event; `tell` hears the episodes that it ends.
     pub(super) fn event(&mut self, event: &Event, mut tell: impl FnMut(FlowKey, Episode)) {
         let (Some(kind), Some(opcode)) = (EventKind::from_number(event.kind), Opcode::new(event.opcode)) else {
             return;
         };
-        if matches!(kind, EventKind::Cnp | EventKind::CnpSent) {
+        if matches!(kind, EventKind::Cnp | EventKind::CnpSent | EventKind::Management) {
             return;
         }
         let space = if opcode.kind() == Kind::Response { Space::Response } else { Space::Request };
@@ -150,7 +193,8 @@ impl Story {
         if self.flows.len() >= MOST_FLOWS && !self.flows.contains_key(&key) {
             return;
         }
-        let told = self.flows.entry(key).or_default();
+        let connections = &self.connections;
+        let told = self.flows.entry(key).or_insert_with(|| Told::of(connections.terms(&key_of_interface(&key)), &key));
         let mut ended = Vec::new();
         hear(told, &mut |episode| ended.push(episode));
         for episode in ended {
@@ -161,8 +205,9 @@ impl Story {
         }
     }
 
-    /// Time has passed: what unreliable connections lost is given up.
+    /// Time has passed: connections that nobody answered, and what unreliable connections lost is given up.
     pub(super) fn tick(&mut self, now: Nanos, mut tell: impl FnMut(FlowKey, Episode)) {
+        self.connections.give_up(now, &mut self.findings);
         let keys: Vec<FlowKey> = self.flows.keys().copied().collect();
         for key in keys {
             self.with(key, |told, tell| told.explainer.tick(now, tell), &mut tell);
@@ -174,15 +219,30 @@ impl Story {
         let known: std::collections::HashSet<FlowKey> =
             live.iter().map(|(key, _)| *key).filter(|key| self.flows.contains_key(key)).collect();
         self.flows.retain(|key, _| known.contains(key));
+        // What connections were made with is told of every flow of theirs.
+        for (key, _) in live {
+            if self.flows.len() < MOST_FLOWS
+                && !self.flows.contains_key(key)
+                && let Some(terms) = self.connections.terms(&key_of_interface(key))
+            {
+                self.flows.insert(*key, Told::of(Some(terms), key));
+            }
+        }
     }
 
     /// What happened so far, for other processes.
     pub(super) fn report(&self, tap_name: impl Fn(Tap) -> String) -> StoryReport {
-        let flows = self.flows.iter().filter(|(_, told)| told.tally != Tally::default() || told.silences.count() != 0);
+        let flows = self
+            .flows
+            .iter()
+            .filter(|(_, told)| told.tally != Tally::default() || told.silences.count() != 0 || told.terms.is_some());
         StoryReport {
             flows: flows
                 .map(|(key, told)| {
-                    FlowStory::new(key, (&told.tally, &told.recovery, &told.silences), tap_name(key.tap))
+                    let mut story =
+                        FlowStory::new(key, (&told.tally, &told.recovery, &told.silences), tap_name(key.tap));
+                    story.connection = told.terms.as_ref().map(Terms::report);
+                    story
                 })
                 .collect(),
             findings: self.findings.report(tap_name),
@@ -207,7 +267,6 @@ fn evidence(episode: &Episode) -> impl Iterator<Item = Evidence> + Clone {
 #[cfg(test)]
 mod tests {
     use roce_common::{
-        abi::Direction,
         psn::{Cause, Location, Observed, Tracker},
         units::Addr,
     };

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::story;
 use crate::{
-    agent::{FlowLine, flow_lines},
+    agent::{FlowLine, Partners, flow_lines},
     control::Stats,
     dataplane::{self, DEFAULT_BPFFS, Maps, Pins},
     events,
@@ -93,13 +93,15 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
         let link = links.iter().find(|l| l.index == ifindex);
         let name = link.map_or_else(|| format!("if{ifindex}"), |l| l.name.clone());
         let maps = Maps::open(&pins)?;
-        let all = maps.flows();
+        let mut all = maps.flows();
+        let partners = Partners::new(&maps);
+        partners.count_cnps(&mut all);
         let (mut these, total) = flow_lines(&name, &maps, &rdma, &all, |_, _| None);
         let told = link.map_or(Ok(None), events::story)?;
         if let Some(told) = &told {
             story::add(&mut these, told);
         }
-        found.extend(story::findings(&name, &all, told));
+        found.extend(story::findings(&name, &partners, &all, told));
         paths.extend(story::paths(&name, &all));
         if !args.json {
             let counters = [maps.counters(Direction::Ingress)?, maps.counters(Direction::Egress)?];

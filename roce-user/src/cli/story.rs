@@ -7,16 +7,14 @@ use roce_common::{abi::FlowKey, flow::Flow};
 use serde_json::{Value, json};
 
 use crate::{
-    agent::FlowLine,
+    agent::{FlowLine, Partners},
     events::tap_name,
     facts::PathReport,
-    findings::{Code, Findings, rules},
+    findings::{Findings, rules},
 };
 
 /// Flows named with each finding; JSON has more of them.
 const MOST_NAMED: usize = 6;
-/// Codes that are not judged live: a CNP passes another tap than the flow it slows down, and CE is set behind the sender.
-const NOT_LIVE: [Code; 2] = [Code::CeWithoutCnp, Code::CnpWithoutCe];
 
 /// Adds what the agent tells of flows.
 pub(super) fn add(lines: &mut [FlowLine], story: &Value) {
@@ -29,6 +27,7 @@ pub(super) fn add(lines: &mut [FlowLine], story: &Value) {
         let f = &line.flow;
         let key = (f.tap.clone(), f.src.to_string(), f.dst.to_string(), f.dest_qp.into(), f.space.to_owned());
         if let Some(told) = told.get(&key) {
+            line.flow.facts.connection = serde_json::from_value(told["connection"].clone()).ok();
             line.flow.facts.silences_ns = serde_json::from_value(told["silences_ns"].clone()).ok().flatten();
             line.flow.facts.recovery_ns = serde_json::from_value(told["recovery_ns"].clone()).ok();
             line.episodes = Some(told["episodes"].clone());
@@ -38,25 +37,30 @@ pub(super) fn add(lines: &mut [FlowLine], story: &Value) {
 
 /// Connected queue pairs and source ports from host to host.
 pub(super) fn paths(iface: &str, flows: &[(FlowKey, Flow)]) -> Vec<PathReport> {
-    PathReport::all(views(flows), |tap| tap_name(iface, tap))
+    PathReport::all(views(flows, |_| None), |tap| tap_name(iface, tap))
 }
 
 /// The flows as the rules look at them.
-fn views(flows: &[(FlowKey, Flow)]) -> impl Iterator<Item = rules::View<'_>> + Clone {
+fn views<'a>(
+    flows: &'a [(FlowKey, Flow)],
+    partner: impl Fn(&FlowKey) -> Option<&'a Flow> + Clone,
+) -> impl Iterator<Item = rules::View<'a>> + Clone {
     let seen = flows.iter().filter(|(_, flow)| flow.packets != 0);
-    seen.map(|(key, flow)| rules::View { key, flow, partner: None, first: None, ce: None })
+    seen.map(move |(key, flow)| rules::View { key, flow, partner: partner(key), first: None, ce: None })
 }
 
 /// What is found by the flows' counters and, where an agent tells, by their episodes; the gravest first.
-pub(super) fn findings(iface: &str, flows: &[(FlowKey, Flow)], story: Option<Value>) -> Vec<Value> {
+pub(super) fn findings(
+    iface: &str,
+    partners: &Partners,
+    flows: &[(FlowKey, Flow)],
+    story: Option<Value>,
+) -> Vec<Value> {
     let mut judged = Findings::default();
-    rules::judge(&mut judged, views(flows));
-    let mut found: Vec<Value> = judged
-        .report(|tap| tap_name(iface, tap))
-        .into_iter()
-        .filter(|f| !NOT_LIVE.iter().any(|code| code.name() == f.code))
-        .map(|f| json!(f))
-        .collect();
+    let index: HashMap<&FlowKey, &Flow> = flows.iter().map(|(key, flow)| (key, flow)).collect();
+    let partner = |key: &FlowKey| partners.of(key)?.iter().find_map(|other| index.get(other).copied());
+    rules::judge(&mut judged, views(flows, &partner));
+    let mut found: Vec<Value> = judged.report(|tap| tap_name(iface, tap)).into_iter().map(|f| json!(f)).collect();
     if let Some(mut story) = story
         && let Value::Array(told) = story["findings"].take()
     {

@@ -9,12 +9,12 @@ use aya::{
 };
 use roce_common::{
     abi::{
-        Config, Counter, Counters, CpClass, CpStats, Direction, FlowKey, PaceCell, PairKey, PairValue, PeerQp,
-        RateValue, Space, VirtualQueue,
+        CnpCount, Config, Counter, Counters, CpClass, CpStats, Direction, FlowKey, PaceCell, PairKey, PairValue,
+        PeerQp, RateValue, Space, VirtualQueue,
     },
     facts::RoundTrips,
     flow::Flow,
-    units::Addr,
+    units::{Addr, Nanos},
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -43,6 +43,7 @@ pub struct Maps {
     local: Hash<Addr, u32>,
     flows: Hash<FlowKey, Flow>,
     round_trips: Hash<FlowKey, RoundTrips>,
+    cnps: Hash<FlowKey, CnpCount>,
     pairs: Hash<PairKey, PairValue>,
     rates: Hash<PeerQp, RateValue>,
     pace: Hash<PeerQp, PaceCell>,
@@ -78,6 +79,7 @@ impl Maps {
             local: typed("LOCAL", map("LOCAL")?)?,
             flows: typed("FLOWS", map("FLOWS")?)?,
             round_trips: typed("ROUND_TRIPS", map("ROUND_TRIPS")?)?,
+            cnps: typed("CNPS", map("CNPS")?)?,
             pairs: typed("PAIRS", map("PAIRS")?)?,
             rates: typed("RATES", map("RATES")?)?,
             pace: typed("PACE", map("PACE")?)?,
@@ -175,6 +177,11 @@ impl Maps {
     /// Round trips of the requests that the flow `key` answers, where any were measured.
     pub fn round_trips(&self, key: &FlowKey) -> Option<RoundTrips> {
         self.round_trips.get(&Abi(*key), 0).ok().map(|v| v.0)
+    }
+
+    /// CNPs by tap, source, destination and the queue pair they name.
+    pub fn cnps(&self) -> Vec<(FlowKey, CnpCount)> {
+        self.cnps.iter().flatten().map(|(k, v)| (k.0, v.0)).collect()
     }
 
     /// Tells who sends the packets of `key`. A pair that exists keeps its CNP time and counter.
@@ -319,6 +326,7 @@ impl Maps {
 pub struct FlowWalker {
     flows: Hash<FlowKey, Flow>,
     round_trips: Hash<FlowKey, RoundTrips>,
+    cnps: Hash<FlowKey, CnpCount>,
 }
 
 impl FlowWalker {
@@ -330,18 +338,28 @@ impl FlowWalker {
         Ok(Self {
             flows: typed("FLOWS", pinned(pins, "FLOWS")?)?,
             round_trips: typed("ROUND_TRIPS", pinned(pins, "ROUND_TRIPS")?)?,
+            cnps: typed("CNPS", pinned(pins, "CNPS")?)?,
         })
     }
 
-    /// Every flow that `is_live`, the `busiest` busiest first; the others are forgotten.
+    /// Every flow that `is_live`, the `busiest` busiest first; the others are forgotten, and so are CNPs that are not `recent`.
     ///
     /// # Errors
     /// When the map cannot be written.
-    pub fn walk(&mut self, is_live: impl Fn(&Flow) -> bool, busiest: usize) -> Result<Vec<(FlowKey, Flow)>> {
+    pub fn walk(
+        &mut self,
+        is_live: impl Fn(&Flow) -> bool,
+        is_recent: impl Fn(Nanos) -> bool,
+        busiest: usize,
+    ) -> Result<Vec<(FlowKey, Flow)>> {
         let (mut live, idle): (Vec<_>, Vec<_>) =
             all_flows(&self.flows).into_iter().partition(|(_, flow)| is_live(flow));
         for (key, _) in idle {
             forget(&mut self.flows, &mut self.round_trips, &key)?;
+        }
+        let named: Vec<_> = self.cnps.iter().flatten().map(|(key, count)| (key.0, count.0)).collect();
+        for (key, _) in named.into_iter().filter(|(_, count)| !is_recent(Nanos(count.last_seen_ns))) {
+            ignore_missing(self.cnps.remove(&Abi(key))).context("cannot remove a count of CNPs")?;
         }
         if live.len() > busiest {
             live.select_nth_unstable_by_key(busiest, |(key, flow)| (std::cmp::Reverse(flow.packets), *key));

@@ -15,13 +15,14 @@ use super::instance::netns_inode;
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 
 /// Names of the pinned maps.
-pub(super) const MAPS: [&str; 14] = [
+pub(super) const MAPS: [&str; 15] = [
     "CONFIG",
     "HEARTBEAT",
     "COUNTERS",
     "LOCAL",
     "FLOWS",
     "ROUND_TRIPS",
+    "CNPS",
     "PAIRS",
     "RATES",
     "PACE",

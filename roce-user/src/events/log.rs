@@ -71,7 +71,8 @@ impl Record {
             | EventKind::RunStarted
             | EventKind::RunEnded
             | EventKind::Expired
-            | EventKind::Started => return None,
+            | EventKind::Started
+            | EventKind::Management => return None,
             EventKind::Cnp => Kind::Cnp,
             EventKind::FirstSight => Kind::FirstSight,
             EventKind::Gap => Kind::Gap,

@@ -8,7 +8,7 @@ use roce_common::{
 use serde::Serialize;
 
 use crate::{
-    facts::{RecoveryReport, SpreadReport},
+    facts::{ConnectionReport, RecoveryReport, SpreadReport},
     findings::FindingReport,
 };
 
@@ -49,6 +49,9 @@ pub struct FlowStory {
     pub episodes: Vec<EpisodeCount>,
     /// Noticing and repairing.
     pub recovery_ns: RecoveryReport,
+    /// What its connection was made with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connection: Option<ConnectionReport>,
     /// Silences while something was unanswered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silences_ns: Option<SpreadReport>,
@@ -68,6 +71,7 @@ impl FlowStory {
                 .map(|(cause, location, count)| EpisodeCount { cause: cause.name(), location: location.name(), count })
                 .collect(),
             recovery_ns: RecoveryReport::of(recovery),
+            connection: None,
             silences_ns: SpreadReport::of(silences),
         }
     }

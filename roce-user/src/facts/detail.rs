@@ -58,6 +58,17 @@ fn lines(flow: &FlowReport, facts: &FactsReport) -> Vec<String> {
         n => format!(", changed {n} times"),
     };
     line("source port", format!("{}{changes}", facts.src_port));
+    if let Some(c) = &facts.connection {
+        let mtu = c.path_mtu.map_or("of an unknown path MTU".to_owned(), |mtu| format!("path MTU {mtu}"));
+        let timeout = c.ack_timeout_ns.map_or("none".to_owned(), time);
+        line(
+            "connection",
+            format!(
+                "from QP {}, PSN {}, {mtu}; ACK timeout {timeout}, {} retries, {} after RNR NAKs",
+                c.sender_qp, c.starting_psn, c.retries, c.rnr_retries
+            ),
+        );
+    }
     if let Some(acks) = &facts.psns_per_ack {
         line("ACKs", format!("cover {} PSNs each", range(acks, ToString::to_string)));
     }

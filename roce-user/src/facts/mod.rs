@@ -11,7 +11,9 @@ use roce_common::{
     wire::{Kind, Packet, Service},
 };
 
-pub use report::{CreditReport, FactsReport, MessageReport, PathReport, RecoveryReport, RttReport, SpreadReport};
+pub use report::{
+    ConnectionReport, CreditReport, FactsReport, MessageReport, PathReport, RecoveryReport, RttReport, SpreadReport,
+};
 
 /// Round trips of a flow: what is under way, and what was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

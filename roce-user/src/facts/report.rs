@@ -143,6 +143,25 @@ impl RttReport {
     }
 }
 
+/// What the connection of a flow was made with, as its management (CM) told.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ConnectionReport {
+    /// The queue pair that sends the flow.
+    pub sender_qp: u32,
+    /// PSN of its first request.
+    pub starting_psn: u32,
+    /// Path MTU in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path_mtu: Option<u32>,
+    /// ACK timeout in nanoseconds; absent where it waits for ever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ack_timeout_ns: Option<u64>,
+    /// How often it may repeat a packet; 7 is without end in soft-RoCE.
+    pub retries: u8,
+    /// How often after RNR NAKs; 7 is without end.
+    pub rnr_retries: u8,
+}
+
 /// Facts of one flow. Those that may be missing are measured beside the flow: by the reader of a capture, or by an agent.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct FactsReport {
@@ -161,6 +180,9 @@ pub struct FactsReport {
     /// Path MTU in bytes, once a packet has shown it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u32>,
+    /// What its connection was made with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connection: Option<ConnectionReport>,
     /// CNPs that its source sent to the queue pair it goes to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cnp_sent: Option<u64>,
@@ -213,6 +235,7 @@ impl FactsReport {
             src_port: flow.src_port,
             src_port_changes: flow.src_port_changes,
             path_mtu: (flow.tracker.pmtu != 0).then_some(flow.tracker.pmtu),
+            connection: None,
             cnp_sent: facts.map(|facts| facts.cnp_sent),
             retransmitted_bytes: measured.repeats.bytes,
             retransmitted_share: share(measured.repeats.bytes, flow.bytes),

@@ -48,9 +48,11 @@ pub struct View<'a> {
 
 /// Judges all flows of a tap set, at the end or at any time; pass each flow once.
 pub fn judge<'a>(findings: &mut Findings, flows: impl Iterator<Item = View<'a>> + Clone) {
-    let talking: BTreeSet<(Tap, Addr, Addr)> = flows.clone().map(|v| (v.key.tap, v.key.src, v.key.dst)).collect();
+    // By interface: live, what comes back passes the other direction.
+    let talking: BTreeSet<(u32, Addr, Addr)> =
+        flows.clone().map(|v| (v.key.tap.ifindex(), v.key.src, v.key.dst)).collect();
     for view in flows.clone() {
-        let answers_pass = talking.contains(&(view.key.tap, view.key.dst, view.key.src));
+        let answers_pass = talking.contains(&(view.key.tap.ifindex(), view.key.dst, view.key.src));
         markings(findings, &view, answers_pass);
         refusals(findings, &view);
     }

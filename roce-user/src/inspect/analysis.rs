@@ -14,12 +14,12 @@ use roce_common::{
 use super::{
     attribution::{Attribution, FlowIndex},
     capture::{Capture, Frame},
-    connections::Connections,
     filter::{FlowPattern, Flows},
     seen::{Seen, SeenPacket},
     watch::Watch,
 };
 use crate::{
+    connections::{Connections, Mark, Terms},
     export::{CaptureReport, Counters, DscpCounts, EcnCounts, FlowReport, IcrcCounts, SCHEMA},
     facts::FactsReport,
     findings::{Code, Subject},
@@ -231,8 +231,9 @@ impl Analysis {
     /// A packet for QP1 may make a connection; its flows may have begun before, on queue pairs that are used again.
     fn manage(&mut self, frame: &Frame<'_>, tap: Tap, packet: &Packet) {
         let Some(mad) = cm::parse(&(frame.bytes, frame.wire_len), packet) else { return };
-        let mark = (frame.number, frame.time);
-        let Some(made) = self.connections.message((tap, packet), &mad, mark, self.watch.findings()) else { return };
+        let mark = Mark { frame: Some(frame.number), time: frame.time };
+        let path = (tap, packet.src, packet.dst);
+        let Some(made) = self.connections.message(path, &mad, mark, self.watch.findings()) else { return };
         for key in made.request_flows().into_iter().chain(made.answer_flows()) {
             if let Some(&number) = self.index.get(&key) {
                 self.use_terms(number, &key);
@@ -359,6 +360,7 @@ impl Analysis {
             .map(|(number, entry)| {
                 let mut report = entry.report(tap_name(entry.key.tap));
                 report.facts = FactsReport::new(&entry.flow, self.watch.facts(number));
+                report.facts.connection = self.connections.terms(&entry.key).as_ref().map(Terms::report);
                 counters.add(&report.counters);
                 report
             })

@@ -8,7 +8,6 @@ mod args;
 mod attribution;
 mod between;
 mod capture;
-mod connections;
 mod csv;
 mod extract;
 mod filter;

@@ -7,7 +7,7 @@
 //! - before the tap, a repeat loses nothing until something in it has passed that had passed before, and its packet that
 //!   reaches the newest PSN is not lost: else the repeat looks shorter than it was, or like late packets;
 //! - READ answers lose only MIDDLEs before the tap: what a FIRST or ONLY leaves out may belong to other requests;
-//! - READs and atomics are repeated without other requests between them, for the same reason;
+//! - answers to READs and atomics are repeated without those of other requests between them, for the same reason;
 //! - late packets come while nothing is missing, and READ requests are never late.
 //!
 //! PSNs that are lost last, with nothing behind them, are in no counter by definition: they were never overtaken.

@@ -4,17 +4,22 @@ use std::collections::HashMap;
 
 use roce_common::{
     abi::{FlowKey, Space, Tap},
+    psn::Psn,
     units::{Addr, Nanos, Qpn},
-    wire::{
-        Packet,
-        cm::{Mad, Message, Request},
-    },
+    wire::cm::{Mad, Message, Request},
 };
 
-use crate::findings::{Code, Evidence, Findings, Subject};
+use crate::{
+    facts::ConnectionReport,
+    findings::{Code, Evidence, Findings, Subject},
+};
 
 /// Connections remembered while they are made. Those that are made go first where there are more.
 const MOST: usize = 16_384;
+
+/// Live, a connection that was asked for so long ago is not answered any more: rdma-cm asks again after four seconds, and by
+/// then has done so twice.
+const UNANSWERED: Nanos = Nanos::from_millis(10_000);
 
 /// Where a connection is asked for: tap, requester, responder, the requester's number of it.
 type Key = (Tap, Addr, Addr, u32);
@@ -23,8 +28,16 @@ type Key = (Tap, Addr, Addr, u32);
 struct Asked {
     request: Request,
     state: State,
-    frame: u64,
-    time: Nanos,
+    mark: Mark,
+}
+
+/// Where a message stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mark {
+    /// Number of the frame; `None` live.
+    pub(crate) frame: Option<u64>,
+    /// When it passed.
+    pub(crate) time: Nanos,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,29 +45,51 @@ enum State {
     Open,
     Made,
     Rejected,
+    /// It was said that nobody answers; that stands.
+    GivenUp,
 }
 
 /// What is known of a queue pair's packets from its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Terms {
+pub(crate) struct Terms {
     /// The queue pair that sends them.
-    pub(super) sender: Qpn,
+    pub(crate) sender: Qpn,
+    /// The PSN of its first request.
+    pub(crate) starting_psn: Psn,
     /// Path MTU in bytes; 0 = not known.
-    pub(super) pmtu: u32,
+    pub(crate) pmtu: u32,
     /// Exponent of the sender's ACK timeout; 0 = none.
-    pub(super) ack_timeout: u8,
+    pub(crate) ack_timeout: u8,
+    /// How often it may repeat a packet; 7 is without end in rxe.
+    pub(crate) retries: u8,
+    /// How often after RNR NAKs; 7 is without end.
+    pub(crate) rnr_retries: u8,
+}
+
+impl Terms {
+    /// In JSON.
+    pub(crate) fn report(&self) -> ConnectionReport {
+        ConnectionReport {
+            sender_qp: self.sender.get(),
+            starting_psn: self.starting_psn.get(),
+            path_mtu: (self.pmtu != 0).then_some(self.pmtu),
+            ack_timeout_ns: (self.ack_timeout != 0).then(|| 4_096 << self.ack_timeout),
+            retries: self.retries,
+            rnr_retries: self.rnr_retries,
+        }
+    }
 }
 
 /// A connection that was just made, or made again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Made {
+pub(crate) struct Made {
     /// Where, and from whom to whom each direction goes.
-    pub(super) directions: [(Tap, Addr, Addr, Qpn); 2],
+    pub(crate) directions: [(Tap, Addr, Addr, Qpn); 2],
 }
 
 /// All connections of a capture.
 #[derive(Default)]
-pub(super) struct Connections {
+pub(crate) struct Connections {
     asked: HashMap<Key, Asked>,
     /// Answers since room was last made: without one, none can be made, and a flood must not make us look every time.
     answers: u64,
@@ -62,26 +97,26 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// Takes a message that `packet`, frame number `frame`, carries.
-    pub(super) fn message(
+    /// Takes a message that passed a tap from `src` to `dst`.
+    pub(crate) fn message(
         &mut self,
-        (tap, packet): (Tap, &Packet),
+        (tap, src, dst): (Tap, Addr, Addr),
         mad: &Mad,
-        (frame, time): (u64, Nanos),
+        mark: Mark,
         findings: &mut Findings,
     ) -> Option<Made> {
         // The same connection, seen from the side that asked for it.
-        let asked = (tap, packet.src, packet.dst, mad.local_id);
-        let answered = (tap, packet.dst, packet.src, mad.remote_id);
+        let asked = (tap, src, dst, mad.local_id);
+        let answered = (tap, dst, src, mad.remote_id);
         match mad.message {
             Message::Request(request) => {
                 self.make_room();
                 if self.asked.len() < MOST || self.asked.contains_key(&asked) {
                     // A REQ may come again: the first one tells when it began.
-                    let fresh = Asked { request, state: State::Open, frame, time };
-                    let known = self.asked.entry(asked).or_insert(fresh);
+                    let fresh = || Asked { request, state: State::Open, mark };
+                    let known = self.asked.entry(asked).or_insert_with(fresh);
                     if known.request != request {
-                        *known = Asked { request, state: State::Open, frame, time };
+                        *known = fresh();
                     }
                 }
                 None
@@ -91,13 +126,22 @@ impl Connections {
                 connection.state = State::Made;
                 self.answers += 1;
                 let request = connection.request;
-                let (requester, responder) = (packet.dst, packet.src);
+                let (requester, responder) = (dst, src);
                 let there = (tap, requester, responder, reply.qpn);
                 let back = (tap, responder, requester, request.qpn);
-                let Request { pmtu, ack_timeout, .. } = request;
+                let Request { pmtu, ack_timeout, retries, .. } = request;
                 if self.terms.len() + 2 <= 2 * MOST || self.terms.contains_key(&there) {
-                    self.terms.insert(there, Terms { sender: request.qpn, pmtu, ack_timeout });
-                    self.terms.insert(back, Terms { sender: reply.qpn, pmtu, ack_timeout });
+                    // The REQ asks for retries of both sides, and each side says how often its peer may come after RNR NAKs.
+                    let terms = |sender, starting_psn, rnr_retries| Terms {
+                        sender,
+                        starting_psn,
+                        pmtu,
+                        ack_timeout,
+                        retries,
+                        rnr_retries,
+                    };
+                    self.terms.insert(there, terms(request.qpn, request.starting_psn, reply.rnr_retries));
+                    self.terms.insert(back, terms(reply.qpn, reply.starting_psn, request.rnr_retries));
                 }
                 Some(Made { directions: [there, back] })
             }
@@ -108,8 +152,7 @@ impl Connections {
                 if connection.state != State::Rejected {
                     connection.state = State::Rejected;
                     self.answers += 1;
-                    let what = reason_name(reason);
-                    let evidence = Evidence { frame: Some(frame), time, psn: None, what };
+                    let evidence = mark.evidence(reason_name(reason));
                     findings.note(Code::ConnectRejected, Subject::Path(key.0, key.1, key.2), evidence);
                 }
                 None
@@ -131,30 +174,52 @@ impl Connections {
     }
 
     /// What is known of the packets of a flow.
-    pub(super) fn terms(&self, key: &FlowKey) -> Option<Terms> {
+    pub(crate) fn terms(&self, key: &FlowKey) -> Option<Terms> {
         self.terms.get(&(key.tap, key.src, key.dst, key.dest_qp())).copied()
     }
 
     /// The end of the capture: what was asked for and neither granted nor refused.
-    pub(super) fn finish(&self, findings: &mut Findings) {
+    pub(crate) fn finish(&self, findings: &mut Findings) {
         let mut open: Vec<_> = self.asked.iter().filter(|(_, asked)| asked.state == State::Open).collect();
-        open.sort_by_key(|(_, asked)| asked.frame);
-        for ((tap, src, dst, _), asked) in open {
-            let evidence =
-                Evidence { frame: Some(asked.frame), time: asked.time, psn: None, what: "REQ without REP or REJ" };
-            findings.note(Code::ConnectUnanswered, Subject::Path(*tap, *src, *dst), evidence);
+        open.sort_by_key(|(_, asked)| asked.mark.frame);
+        for (key, asked) in open {
+            asked.unanswered(key, findings);
         }
+    }
+
+    /// Live there is no end: what was asked for [`UNANSWERED`] ago, and neither granted nor refused, is given up.
+    pub(crate) fn give_up(&mut self, now: Nanos, findings: &mut Findings) {
+        for (key, asked) in &mut self.asked {
+            if asked.state == State::Open && now.since(asked.mark.time) >= UNANSWERED {
+                asked.unanswered(key, findings);
+                asked.state = State::GivenUp;
+                self.answers += 1;
+            }
+        }
+    }
+}
+
+impl Asked {
+    fn unanswered(&self, (tap, src, dst, _): &Key, findings: &mut Findings) {
+        let evidence = self.mark.evidence("REQ without REP or REJ");
+        findings.note(Code::ConnectUnanswered, Subject::Path(*tap, *src, *dst), evidence);
+    }
+}
+
+impl Mark {
+    const fn evidence(self, what: &'static str) -> Evidence {
+        Evidence { frame: self.frame, time: self.time, psn: None, what }
     }
 }
 
 impl Made {
     /// The keys of the flows of requests.
-    pub(super) fn request_flows(&self) -> [FlowKey; 2] {
+    pub(crate) fn request_flows(&self) -> [FlowKey; 2] {
         self.directions.map(|(tap, src, dst, qpn)| FlowKey::new(tap, src, dst, qpn, Space::Request))
     }
 
     /// The keys of the flows of answers.
-    pub(super) fn answer_flows(&self) -> [FlowKey; 2] {
+    pub(crate) fn answer_flows(&self) -> [FlowKey; 2] {
         self.directions.map(|(tap, src, dst, qpn)| FlowKey::new(tap, src, dst, qpn, Space::Response))
     }
 }
@@ -191,10 +256,7 @@ const fn reason_name(reason: u16) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use roce_common::{
-        psn::Psn,
-        wire::{Bth, Opcode, cm::Reply},
-    };
+    use roce_common::wire::cm::Reply;
 
     use super::*;
 
@@ -214,10 +276,9 @@ mod tests {
         fn send(&mut self, from: Addr, ids: (u32, u32), message: Message) -> Option<Made> {
             self.frame += 1;
             let dst = if from == A { B } else { A };
-            let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::new(0));
-            let packet = Packet { src: from, dst, bth, ..Packet::EMPTY };
             let mad = Mad { local_id: ids.0, remote_id: ids.1, message };
-            self.connections.message((TAP, &packet), &mad, (self.frame, Nanos(0)), &mut self.findings)
+            let mark = Mark { frame: Some(self.frame), time: Nanos(self.frame) };
+            self.connections.message((TAP, from, dst), &mad, mark, &mut self.findings)
         }
 
         fn counts(mut self) -> (u64, u64) {
@@ -233,13 +294,13 @@ mod tests {
             pmtu: 1024,
             ack_timeout: 17,
             retries: 7,
-            rnr_retries: 7,
+            rnr_retries: 5,
             transport: 0,
         })
     }
 
     fn reply(qpn: u32) -> Message {
-        Message::Reply(Reply { qpn: Qpn::new(qpn), starting_psn: Psn::new(9), rnr_retries: 7 })
+        Message::Reply(Reply { qpn: Qpn::new(qpn), starting_psn: Psn::new(9), rnr_retries: 6 })
     }
 
     #[test]
@@ -249,8 +310,11 @@ mod tests {
         let made = b.send(B, (2, 1), reply(42)).expect("made");
         assert_eq!(made.directions, [(TAP, A, B, Qpn::new(42)), (TAP, B, A, Qpn::new(17))]);
         let [there, back] = made.request_flows();
-        let terms = |sender| Some(Terms { sender: Qpn::new(sender), pmtu: 1024, ack_timeout: 17 });
-        assert_eq!((b.connections.terms(&there), b.connections.terms(&back)), (terms(17), terms(42)));
+        let terms = |sender, psn, rnr_retries| {
+            let (sender, starting_psn) = (Qpn::new(sender), Psn::new(psn));
+            Some(Terms { sender, starting_psn, pmtu: 1024, ack_timeout: 17, retries: 7, rnr_retries })
+        };
+        assert_eq!((b.connections.terms(&there), b.connections.terms(&back)), (terms(17, 7, 6), terms(42, 9, 5)));
         // Requests and replies that come again change nothing.
         b.send(A, (1, 0), request(17));
         assert_eq!(b.send(B, (2, 1), reply(42)), Some(made));
@@ -270,6 +334,21 @@ mod tests {
         // Being worked on is no answer either.
         b.send(B, (5, 2), Message::Wait);
         assert_eq!(b.counts(), (2, 0));
+    }
+
+    #[test]
+    fn live_a_request_is_given_up_once() {
+        let mut b = Bench::default();
+        b.send(A, (1, 0), request(17));
+        b.send(B, (2, 0), request(18));
+        b.send(A, (3, 2), reply(42));
+        for seconds in [9, 11, 30] {
+            b.connections.give_up(Nanos(seconds * Nanos::SECOND.0), &mut b.findings);
+            assert_eq!(b.findings.count(Code::ConnectUnanswered), u64::from(seconds > 10));
+        }
+        // The answer comes after all, and counts.
+        assert!(b.send(B, (4, 1), reply(43)).is_some());
+        assert_eq!(b.counts(), (1, 0));
     }
 
     #[test]
