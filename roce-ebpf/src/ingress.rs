@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use network_types::ip::Ipv4Hdr;
 use roce_common::{
-    abi::{Config, Counter, Direction, Flags, PairKey, Role, Tap},
+    abi::{Config, Counter, Direction, EventKind, Flags, PairKey, Role, Tap},
     units::{Addr, Ecn},
     wire::{IpVersion, Kind, Malformed, Other, Packet, icrc},
 };
@@ -192,7 +192,7 @@ fn well_formed(tally: Tally, packet: &Packet, copy: impl FnOnce(u16, *mut u8, u3
 #[inline(always)]
 fn cnp(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet, copy: impl FnOnce(u16, *mut u8, u32) -> bool) -> Fate {
     tally.add(Counter::Cnp);
-    track::cnp(tap, packet);
+    let before = track::cnp(tap, packet);
     if !packet.bth.becn {
         tally.add(Counter::CnpWithoutBecn);
     }
@@ -207,8 +207,15 @@ fn cnp(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet, copy: impl FnOnce(
             // SAFETY: the helper has no arguments.
             event::cnp(tally, tap, packet, unsafe { bpf_ktime_get_ns() });
         }
-        // Nobody to slow down, and nothing a flood of forged CNPs could fill.
-        None => tally.add(Counter::CnpUnpaired),
+        // Nobody to slow down, and hardly anything a flood of forged CNPs could fill: the more name one queue pair, the fewer
+        // are told.
+        None => {
+            tally.add(Counter::CnpUnpaired);
+            if before & before.wrapping_add(1) == 0 {
+                let what = event::What::plain(EventKind::CnpUnpaired, u32::from(packet.tos));
+                event::telemetry(cfg, tally, tap, packet, &what);
+            }
+        }
     }
     if cfg.flags & Flags::CONSUME_CNP == 0 {
         return Fate::Pass;

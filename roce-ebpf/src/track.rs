@@ -160,9 +160,12 @@ pub(crate) extern "C" fn roce_learn_pmtu(tap: u32, packet: *const Packet, flow: 
     0
 }
 
-/// Counts a CNP, which belongs to no flow by its addresses.
+/// What [`cnp`] says of a CNP that found no room: not one short of a power of two.
+const UNCOUNTED: u64 = 2;
+
+/// Counts a CNP, which belongs to no flow by its addresses. How many there were before it, or [`UNCOUNTED`].
 #[inline(never)]
-pub(crate) fn cnp(tap: Tap, packet: &Packet) {
+pub(crate) fn cnp(tap: Tap, packet: &Packet) -> u64 {
     let key = FlowKey::new(tap, packet.src, packet.dst, packet.bth.dest_qp, Space::Request);
     let mut count = CNPS.get_ptr_mut(&key);
     if count.is_none() {
@@ -170,11 +173,13 @@ pub(crate) fn cnp(tap: Tap, packet: &Packet) {
         let _full = CNPS.insert(&key, &CnpCount::default(), NOEXIST);
         count = CNPS.get_ptr_mut(&key);
     }
-    let Some(count) = count else { return };
+    let Some(count) = count else { return UNCOUNTED };
     // SAFETY: aligned numbers of a live map value; the helper has no arguments.
     unsafe {
+        let before = (&raw const (*count).packets).read_volatile();
         atomic::add_u64(&raw mut (*count).packets, 1);
         (&raw mut (*count).last_seen_ns).write_volatile(bpf_ktime_get_coarse_ns());
+        before
     }
 }
 

@@ -229,6 +229,16 @@ fn cnps_are_counted_by_whom_they_name() {
     let mut want = [(responder, from, 3), (responder, Qpn::new(77), 1)];
     want.sort_unstable();
     assert_eq!(counted, want);
+    // To a host it is news that nobody is meant: of many for one queue pair the first, second, fourth and eighth time.
+    b.p.maps.set_config(config(Role::Host)).expect("configuration");
+    b.p.maps.set_local(&[requester]).expect("a local address");
+    let mut frame = [0; emit::CNP_FRAME_V6];
+    let n = emit::cnp(&path, IpVersion::V4, Qpn::new(99), &mut frame);
+    for _ in 0..9 {
+        b.p.xdp("roce_xdp", &frame[..n], 1).expect("BPF_PROG_TEST_RUN");
+    }
+    let told = b.events(EventKind::CnpUnpaired);
+    assert_eq!(told.iter().map(|event| (event.dest_qp, event.value)).collect::<Vec<_>>(), [(99, 0xc2); 4]);
 }
 
 #[test]

@@ -43,6 +43,9 @@ pub enum EventKind {
     Silence = 13,
     /// A message of connection management; its record is a [`MadEvent`].
     Management = 14,
+    /// A CNP for a local address that no known queue pair is meant by; `value` is its IP ToS byte. Of the CNPs that name one
+    /// queue pair the first, second, fourth and so on.
+    CnpUnpaired = 15,
 }
 
 impl EventKind {
@@ -63,6 +66,7 @@ impl EventKind {
             12 => Self::Started,
             13 => Self::Silence,
             14 => Self::Management,
+            15 => Self::CnpUnpaired,
             _ => return None,
         })
     }
@@ -84,6 +88,7 @@ impl EventKind {
             Self::Started => "started",
             Self::Silence => "silence",
             Self::Management => "management",
+            Self::CnpUnpaired => "cnp_unpaired",
         }
     }
 }

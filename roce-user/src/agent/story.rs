@@ -18,7 +18,7 @@ use roce_common::{
 use crate::{
     connections::{Connections, Mark, Terms},
     export::story::{FlowStory, StoryReport},
-    findings::{Code, Evidence, Findings, episodes, rules},
+    findings::{Code, Evidence, Findings, Subject, episodes, rules},
 };
 
 /// Most flows with a story, each about 1 kB. Flows to which nothing happens have none.
@@ -93,7 +93,11 @@ impl Story {
         let (Some(kind), Some(opcode)) = (EventKind::from_number(event.kind), Opcode::new(event.opcode)) else {
             return;
         };
-        if matches!(kind, EventKind::Cnp | EventKind::CnpSent | EventKind::Management) {
+        if kind == EventKind::CnpUnpaired {
+            let evidence = Evidence { frame: None, time: Nanos(event.time_ns), psn: None, what: "CNP" };
+            self.findings.note(Code::CnpUnmatched, Subject::Path(event.tap, event.src, event.dst), evidence);
+        }
+        if matches!(kind, EventKind::Cnp | EventKind::CnpSent | EventKind::CnpUnpaired | EventKind::Management) {
             return;
         }
         let space = if opcode.kind() == Kind::Response { Space::Response } else { Space::Request };

@@ -267,7 +267,7 @@ impl Core {
                 self.on_cnp(local, (event.src, event.dst), now, bytes_sent, out);
                 return;
             }
-            Some(EventKind::Cnp | EventKind::CnpSent) | None => {
+            Some(EventKind::Cnp | EventKind::CnpSent | EventKind::CnpUnpaired) | None => {
                 self.stats.events_ignored += 1;
                 return;
             }

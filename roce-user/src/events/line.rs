@@ -50,6 +50,8 @@ kinds! {
     FirstSight = "first_sight",
     /// A CNP for a queue pair of this host
     Cnp = "cnp",
+    /// A CNP for a queue pair that is not paired with its source
+    CnpUnpaired = "cnp_unpaired",
     /// This host answered CE with a CNP
     CnpSent = "cnp_sent",
     /// The controller slows a queue pair down, lets it speed up, or lets it go
@@ -232,7 +234,7 @@ impl EventLine {
         self.psn = Some(event.psn);
         self.value = Some(event.value);
         match kind {
-            Kind::Cnp => self.local_qp = Some(event.dest_qp),
+            Kind::Cnp | Kind::CnpUnpaired => self.local_qp = Some(event.dest_qp),
             Kind::CnpSent => self.local_qp = Some(event.value),
             _ => {
                 if let Some(opcode) = Opcode::new(event.opcode) {
@@ -294,6 +296,10 @@ impl fmt::Display for EventLine {
             }
             Kind::Cnp => {
                 write!(f, "CNP            slows our QP {local}")?;
+                flow(f)
+            }
+            Kind::CnpUnpaired => {
+                write!(f, "CNP unpaired   names our QP {local}, which is not known to be its source's peer")?;
                 flow(f)
             }
             Kind::CnpSent => {

@@ -81,6 +81,7 @@ impl Record {
             EventKind::Discontinuity => Kind::Discontinuity,
             EventKind::CnpSent => Kind::CnpSent,
             EventKind::Silence => Kind::Silence,
+            EventKind::CnpUnpaired => Kind::CnpUnpaired,
         };
         Some(Self { time: Nanos(event.time_ns), what: What::Packet(kind, *event) })
     }
