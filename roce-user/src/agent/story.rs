@@ -273,6 +273,7 @@ mod tests {
     use roce_common::{
         psn::{Cause, Location, Observed, Tracker},
         units::Addr,
+        wire::cm::MAD_BYTES,
     };
 
     use super::*;
@@ -385,6 +386,64 @@ mod tests {
             let found = d.story.report(|_| String::new()).findings;
             assert!(found.iter().any(|f| f.code == code), "{answered:?}: {found:?}");
         }
+    }
+
+    /// A message of connection management: attribute, the two numbers of the connection, and bytes of its body.
+    fn management(from: Addr, attribute: u8, ids: (u8, u8), body: &[(usize, u8)]) -> MadEvent {
+        let mut mad = [0; MAD_BYTES];
+        mad[..4].copy_from_slice(&[1, 7, 2, 3]);
+        mad[17] = attribute;
+        (mad[27], mad[31]) = ids;
+        for (at, byte) in body {
+            mad[24 + at] = *byte;
+        }
+        let (tap, dst) = if from == A { (OUT, B) } else { (OUT.opposite(), A) };
+        let plain = event(EventKind::Management, 0x64, 0);
+        MadEvent { event: Event { tap, src: from, dst, dest_qp: 1, ..plain }, mad }
+    }
+
+    #[test]
+    fn connections_are_followed_over_both_directions_of_an_interface() {
+        let mut story = Story::default();
+        // QP 99, PSN 5, PMTU 1024, timeout 2^14; answered by QP 17. Another one nobody answers.
+        let request = [(34, 99), (46, 5), (50, 0x30), (95, 14 << 3), (43, 0x18), (47, 6)];
+        story.management(&management(A, 0x10, (1, 0), &request));
+        story.management(&management(B, 0x13, (2, 1), &[(14, 17), (22, 9), (27, 0x60)]));
+        story.management(&management(A, 0x10, (3, 0), &request));
+        let there = FlowKey::new(OUT, A, B, Qpn::new(17), Space::Request);
+        let back = FlowKey::new(OUT.opposite(), B, A, Qpn::new(99), Space::Request);
+        story.keep_only(&[(there, Flow::default()), (back, Flow::default())]);
+        story.tick(Nanos(11 * Nanos::SECOND.0), |_, _| {});
+        let report = story.report(|_| String::new());
+        let of = |qp| report.flows.iter().find(|f| f.dest_qp == qp).and_then(|f| f.connection.clone()).expect("terms");
+        let (one, other) = (of(17), of(99));
+        assert_eq!((one.sender_qp, one.starting_psn, one.path_mtu, one.rnr_retries), (99, 5, Some(1_024), 3));
+        assert_eq!((other.sender_qp, other.starting_psn, other.ack_timeout_ns), (17, 9, Some(4_096 << 14)));
+        assert!(
+            report.findings.iter().any(|f| f.code == "connect-unanswered" && f.count == 1),
+            "{:?}",
+            report.findings
+        );
+        // The explainer knows the timeout: 10 ms of silence are none, 67 ms are.
+        assert_eq!(story.flows[&there].explainer.ack_timeout().map(|t| t.exponent), Some(14));
+    }
+
+    #[test]
+    fn silences_are_summed_up_for_the_requests_and_long_ones_are_stalls() {
+        let mut story = Story::default();
+        let silence = |ms: u32, opcode, refused_qp| {
+            let plain = event(EventKind::Silence, opcode, 7);
+            Event { value: ms * 1_000, refused_qp, ..plain }
+        };
+        story.event(&silence(12, 0x07, 0), |_, _| {});
+        // A response ends one of the requests that it answers.
+        let answer = Event { tap: OUT.opposite(), src: B, dst: A, dest_qp: 99, ..silence(60, 0x11, 17) };
+        story.event(&answer, |_, _| {});
+        let report = story.report(|_| String::new());
+        let [flow] = &report.flows[..] else { panic!("{report:?}") };
+        let silences = flow.silences_ns.expect("silences");
+        assert_eq!((flow.dest_qp, silences.count, silences.max), (17, 2, 60_000_000));
+        assert!(report.findings.iter().any(|f| f.code == "stall" && f.count == 1), "{:?}", report.findings);
     }
 
     #[test]
