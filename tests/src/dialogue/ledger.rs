@@ -93,12 +93,19 @@ pub(super) struct Ledger {
     repeat: Option<u64>,
     /// The repeat of which last a packet passed that brought nothing new.
     repeated: Option<u64>,
+    /// Repeats, in the order in which they began to pass behind the end; and copies, as `None`.
+    begun: Vec<Option<u64>>,
 }
 
 impl Ledger {
     /// One past the newest position that passed.
     pub(super) fn end(&self) -> Option<u64> {
         self.end
+    }
+
+    /// See the field.
+    pub(super) fn begun(&self) -> &[Option<u64>] {
+        &self.begun
     }
 
     /// Whether this repeat has brought something that had passed before.
@@ -134,6 +141,11 @@ impl Ledger {
                 Why::New | Why::Copy => true,
             };
             self.truth.reasked += u64::from(begins && read);
+            match why {
+                Why::Repeat(n) if begins => self.begun.push(Some(n)),
+                Why::Copy => self.begun.push(None),
+                Why::Repeat(_) | Why::New => {}
+            }
         }
         for p in at..at + span {
             self.passed.insert(p);

@@ -19,7 +19,7 @@ mod sim;
 
 pub use frames::Wire;
 pub use ledger::Truth;
-pub use sim::{Dialogue, Kind, dialogue};
+pub use sim::{Dialogue, Kind, TIMEOUT, dialogue};
 
 use roce_common::{psn::Psn, wire::Opcode};
 

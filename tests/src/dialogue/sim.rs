@@ -2,7 +2,11 @@
 
 use std::collections::VecDeque;
 
-use roce_common::{psn::Psn, wire::Opcode};
+use roce_common::{
+    psn::{Cause, Psn},
+    units::Nanos,
+    wire::Opcode,
+};
 
 use super::{
     End, Passed, Truth,
@@ -15,6 +19,9 @@ pub(super) const PMTU: u64 = 256;
 /// Most PSNs in flight. Less than the 1,024 that are remembered.
 const FLIGHT: u64 = 400;
 
+/// How long a requester waits for what does not come.
+pub const TIMEOUT: Nanos = Nanos::from_millis(20);
+
 /// What a dialogue is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -24,6 +31,8 @@ pub enum Kind {
     RcReads,
     /// Reliable, atomics.
     RcAtomics,
+    /// Reliable, sends, writes and READs.
+    RcMixed,
     /// Extended reliable, sends and writes.
     Xrc,
     /// Unreliable connection.
@@ -34,11 +43,12 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 6] = [Self::RcWrites, Self::RcReads, Self::RcAtomics, Self::Xrc, Self::Uc, Self::Ud];
+    pub const ALL: [Self; 7] =
+        [Self::RcWrites, Self::RcReads, Self::RcAtomics, Self::RcMixed, Self::Xrc, Self::Uc, Self::Ud];
 
     const fn service(self) -> u8 {
         match self {
-            Self::RcWrites | Self::RcReads | Self::RcAtomics => 0x00,
+            Self::RcWrites | Self::RcReads | Self::RcAtomics | Self::RcMixed => 0x00,
             Self::Xrc => 0xa0,
             Self::Uc => 0x20,
             Self::Ud => 0x60,
@@ -61,6 +71,11 @@ pub struct Dialogue {
     pub requests: Truth,
     /// Of the answers.
     pub answers: Truth,
+    /// Packets, by their numbers, before which the requester was silent for [`TIMEOUT`].
+    pub silences: Vec<usize>,
+    /// Why the repeats of requests that passed were sent, in the order in which they began. Copies that the network makes are
+    /// spurious.
+    pub causes: Vec<Cause>,
 }
 
 /// A request packet.
@@ -86,7 +101,9 @@ struct Sim {
     random: Random,
     kind: Kind,
     next: u64,
-    repeats: u64,
+    /// Why each repeat was sent; their numbers begin at 1.
+    causes: Vec<Cause>,
+    silences: Vec<usize>,
     requests: Ledger,
     answers: Ledger,
     packets: Vec<Passed>,
@@ -101,7 +118,8 @@ pub fn dialogue(kind: Kind, seed: u64, packets: usize) -> Dialogue {
         random,
         kind,
         next: start,
-        repeats: 0,
+        causes: Vec::new(),
+        silences: Vec::new(),
         requests: Ledger::default(),
         answers: Ledger::default(),
         packets: Vec::with_capacity(packets + 1_000),
@@ -114,7 +132,9 @@ pub fn dialogue(kind: Kind, seed: u64, packets: usize) -> Dialogue {
     // A datagram sender numbers its packets over all destinations: nothing is to be told of one.
     let of = |ledger: &mut Ledger| if kind == Kind::Ud { Truth::default() } else { ledger.close() };
     let (requests, answers) = (of(&mut sim.requests), of(&mut sim.answers));
-    Dialogue { kind, packets: sim.packets, requests, answers }
+    let cause = |n: &Option<u64>| n.map_or(Cause::Spurious, |n| sim.causes[n as usize - 1]);
+    let causes = sim.requests.begun().iter().map(cause).collect();
+    Dialogue { kind, packets: sim.packets, requests, answers, silences: sim.silences, causes }
 }
 
 impl Sim {
@@ -122,21 +142,22 @@ impl Sim {
         let reliable = self.kind.is_reliable();
         match self.random.below(10) {
             0 | 1 => self.quiet(),
+            // READ requests are never late, and what repeats answers of theirs repeats nothing else: see the module.
+            2 | 3 | 8 if self.kind == Kind::RcMixed => self.lossy_flight(),
             2 | 3 => self.spray(),
             4 => self.copies(),
             5 if reliable && self.kind != Kind::RcReads => self.not_ready(),
             6 if self.kind != Kind::Ud && self.random.permille(300) => self.reconnect(),
             7 if self.kind == Kind::RcReads => self.answers_lost(),
             8 if reliable => self.answer_to_a_flight_lost(),
-            _ => {
-                let losses = Losses {
-                    before: self.random.below(60),
-                    behind: self.random.below(60),
-                    naks: self.random.below(300),
-                };
-                self.lossy(losses);
-            }
+            _ => self.lossy_flight(),
         }
+    }
+
+    fn lossy_flight(&mut self) {
+        let losses =
+            Losses { before: self.random.below(60), behind: self.random.below(60), naks: self.random.below(300) };
+        self.lossy(losses);
     }
 
     /// Requests of random messages, of at most `psns` PSNs.
@@ -162,9 +183,13 @@ impl Sim {
                 let len = self.random.below(8 * PMTU);
                 vec![unit(0x0c, 0, len.div_ceil(PMTU).max(1), len as u32)]
             }
+            Kind::RcMixed if self.random.permille(300) => {
+                let len = self.random.below(8 * PMTU);
+                vec![unit(0x0c, 0, len.div_ceil(PMTU).max(1), len as u32)]
+            }
             Kind::RcAtomics => vec![unit(0x13 + self.random.below(2) as u8, 0, 1, 0)],
             Kind::Ud => vec![unit(0x04, self.random.below(PMTU) as u16, 1, 0)],
-            Kind::RcWrites | Kind::Xrc | Kind::Uc => {
+            Kind::RcWrites | Kind::RcMixed | Kind::Xrc | Kind::Uc => {
                 let write = if self.random.permille(500) { 0x06 } else { 0x00 };
                 let n = self.random.between(1, 7);
                 let last = self.random.between(1, PMTU) as u16;
@@ -302,7 +327,7 @@ impl Sim {
             self.answer(unit, Why::New);
         }
         let from = self.random.below(units.len() as u64) as usize;
-        let why = self.another_repeat();
+        let why = self.another_repeat(Cause::Timeout);
         for unit in &units[from..] {
             self.pass(unit, why);
             self.answer(unit, why);
@@ -338,7 +363,7 @@ impl Sim {
             if wants == end {
                 return;
             }
-            why = self.another_repeat();
+            why = self.another_repeat(Cause::Reask);
             todo = units.iter().filter(|u| u.at + u.span > wants).copied().collect();
             let first = &mut todo[0];
             let done = wants - first.at;
@@ -377,11 +402,11 @@ impl Sim {
     /// time is a repeat already.
     fn send_all(&mut self, units: &[Unit], losses: Losses, again: bool) {
         let (mut send, mut expected, mut refused, mut nak) = (0, 0, false, None);
-        let mut why = if again { self.another_repeat() } else { Why::New };
+        let mut why = if again { self.another_repeat(Cause::RnrRepeat) } else { Why::New };
         while expected < units.len() {
             if send == units.len() {
+                why = self.another_repeat(if nak.is_some() { Cause::GoBackN } else { Cause::Timeout });
                 send = nak.take().unwrap_or(expected);
-                why = self.another_repeat();
                 continue;
             }
             let unit = units[send];
@@ -403,9 +428,12 @@ impl Sim {
         }
     }
 
-    fn another_repeat(&mut self) -> Why {
-        self.repeats += 1;
-        Why::Repeat(self.repeats)
+    fn another_repeat(&mut self, cause: Cause) -> Why {
+        if cause == Cause::Timeout {
+            self.silences.push(self.packets.len());
+        }
+        self.causes.push(cause);
+        Why::Repeat(self.causes.len() as u64)
     }
 
     /// The responder refuses what is not next; whether the NAK arrives.
