@@ -43,8 +43,8 @@ pub(crate) fn observe(cfg: &Config, tally: Tally, tap: Tap, packet: &Packet) {
         tally.add(Counter::Untracked);
         return;
     }
-    // SAFETY: the helper has no arguments; the lock makes this CPU the only writer of the flow, a live map value.
     let mut silent = 0;
+    // SAFETY: the helper has no arguments; the lock makes this CPU the only writer of the flow, a live map value.
     let (account, measured, packets, silence) = unsafe {
         let now = bpf_ktime_get_coarse_ns();
         let silence = now.wrapping_sub((*flow).last_seen_ns);

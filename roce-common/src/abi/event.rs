@@ -189,6 +189,13 @@ impl Answered {
     }
 }
 
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<Event>() == 80);
+    assert!(offset_of!(Event, src) == 16 && offset_of!(Event, dest_qp) == 48 && offset_of!(Event, src_port) == 60);
+    assert!(offset_of!(Event, account) == 64);
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,10 +214,3 @@ mod tests {
         assert_eq!(Answered::from_bits(0), None);
     }
 }
-
-const _: () = {
-    use core::mem::offset_of;
-    assert!(size_of::<Event>() == 80);
-    assert!(offset_of!(Event, src) == 16 && offset_of!(Event, dest_qp) == 48 && offset_of!(Event, src_port) == 60);
-    assert!(offset_of!(Event, account) == 64);
-};

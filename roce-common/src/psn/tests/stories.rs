@@ -314,7 +314,7 @@ fn any_account_of_any_packet_is_taken() {
         }
         let account = Account::from_bits(random() & random());
         e.packet(account, &Passing { psn, opcode, read: ReadPlace::Unknown, silence: Nanos(random()), at }, |_| {
-            told += 1
+            told += 1;
         });
     }
     assert!(told > 1_000);
