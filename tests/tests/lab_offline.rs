@@ -38,6 +38,18 @@ const COUNTERS: [&str; 19] = [
     "nak",
     "rnr_nak",
 ];
+/// What the kernel measures of a flow by the inspector's code.
+const FACTS: [&str; 9] = [
+    "opcodes",
+    "messages",
+    "message_sizes",
+    "ce_share",
+    "src_port",
+    "src_port_changes",
+    "retransmitted_bytes",
+    "psns_per_ack",
+    "credits",
+];
 /// Findings of episodes and counters that need nothing but the events that an agent hears. It does not hear of answers and
 /// of READs that go well, so whether READ answers were lost behind this tap, say, only a file tells.
 const FINDINGS: [&str; 4] = ["loss-before-tap", "reordering", "rnr-not-loss", "uc-loss"];
@@ -57,7 +69,8 @@ fn json_lines(port: &Port, args: &[&str]) -> Vec<Value> {
 fn flows(report: &Value) -> BTreeMap<String, BTreeMap<&'static str, Value>> {
     let of = |f: &Value| {
         let name = format!("{} > {} QP {} {}", f["src"], f["dst"], f["dest_qp"], f["space"]);
-        (name, COUNTERS.iter().map(|c| (*c, f[*c].clone())).collect())
+        let counters = COUNTERS.iter().map(|c| (*c, f[*c].clone()));
+        (name, counters.chain(FACTS.iter().map(|fact| (*fact, f["facts"][*fact].clone()))).collect())
     };
     report["flows"].as_array().unwrap().iter().map(of).collect()
 }
@@ -144,6 +157,22 @@ fn a_lossy_dialogue_is_told_the_same_live_and_from_a_file() {
         assert_eq!(live_flows, offline_flows, "{ingress}");
         assert_eq!(comparable(&live), comparable(&offline), "{ingress}");
         assert!(found(&live).get("read-reasked").is_some_and(|n| *n > 0), "{ingress}");
+        // Round trips: some of them are timed live, one at a time.
+        let rtt = |report: &Value| -> BTreeMap<String, (u64, u64, u64)> {
+            let requests = report["flows"].as_array().unwrap().iter().filter(|f| f["space"] == "request");
+            let of = |f: &Value| {
+                let n = |name: &str| f["facts"]["rtt_ns"][name].as_u64().unwrap_or(0);
+                (f["dest_qp"].to_string(), (n("count"), n("min"), n("max")))
+            };
+            requests.map(of).collect()
+        };
+        let (some, all) = (rtt(&live), rtt(&offline));
+        println!("{ingress} round trips: {some:?} of {all:?}");
+        for (qp, (count, min, max)) in some {
+            let (_, least, most) = all[&qp];
+            // The two clocks stand apart by what the capture's socket takes.
+            assert!(count > 0 && min + 1_000_000 > least && max < most + 5_000_000, "{ingress}: QP {qp}");
+        }
         // Causes, places and how long repair took, too.
         let told = |f: &&Value| f["episodes"].as_array().is_some_and(|e| !e.is_empty() && e[0]["location"].is_string());
         let told: Vec<_> = live["flows"].as_array().unwrap().iter().filter(told).collect();
