@@ -116,7 +116,8 @@ pub fn attach(options: &Options) -> Result<Attachment> {
     }
 
     let captures = options.config.capture_bytes != 0;
-    let mut object = Object::load_with(if captures { CAPTURE_RING_BYTES } else { CAPTURE_RING_UNUSED })?;
+    let capture_ring = if captures { CAPTURE_RING_BYTES } else { CAPTURE_RING_UNUSED };
+    let mut object = Object::load_with(capture_ring, options.ingress != IngressMode::Tc)?;
     let pins = Pins::of(&options.bpffs, link.index)?;
     let mut unwind = Unwind(Some(&pins), link.index);
     pins.create()?;
