@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Agents end by themselves after this long, should nobody end them.
-const BOUND: &str = "110";
+const BOUND: &str = "600";
 
 /// The program `roce`: `ROCE_BIN`, or the one beside the test executable's directory.
 ///

@@ -20,8 +20,8 @@ use serde_json::Value;
 
 use crate::lab::{Netns, signals};
 
-/// How long an agent may take to attach.
-const READY: Duration = Duration::from_secs(30);
+/// How long an agent may take to attach. In a guest without KVM on a busy machine the verifier alone takes half a minute.
+const READY: Duration = Duration::from_secs(100);
 /// How long an agent may take to detach after SIGINT.
 const GOODBYE: Duration = Duration::from_secs(10);
 /// Lines of stderr kept for an error message.

@@ -204,7 +204,7 @@ fn columns(text: &str) -> Option<Vec<f64>> {
 /// The end of what a program said, in one line.
 fn last(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with("---")).collect();
-    lines[lines.len().saturating_sub(3)..].join(" | ")
+    lines[lines.len().saturating_sub(5)..].join(" | ")
 }
 
 /// A process with its output in a file.

@@ -118,6 +118,11 @@ impl Case {
         }
     }
 
+    /// Whether everything has held so far.
+    pub fn holds(&self) -> bool {
+        self.failures.is_empty()
+    }
+
     fn verdict(&self) -> Result<()> {
         match self.failures.as_slice() {
             [] => Ok(()),

@@ -14,10 +14,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "classify",
     about: "every operation and service: our packets and bytes per queue pair are those of the wire and of rxe; nothing is lost",
     parts: &[
-        Part::new("rc", 120, |r| operations(r, 1_500, false, Placement::Initial)),
-        Part::new("others", 120, others),
-        Part::new("ipv6-4096", 120, |r| operations(r, JUMBO, true, Placement::Initial)),
-        Part::new("namespaces", 120, |r| operations(r, 1_500, false, Placement::Separate)).since(7, 2),
+        Part::new("all", 300, everything),
+        Part::new("ipv6-4096", 240, |r| reliable(r, &Bench::new(JUMBO, Placement::Initial)?, true)),
+        Part::new("namespaces", 240, |r| reliable(r, &Bench::new(1_500, Placement::Separate)?, false)).since(7, 2),
     ],
 };
 
@@ -28,6 +27,7 @@ const SERVER: usize = 1;
 /// A fabric whose two hosts have an agent each.
 struct Bench {
     fabric: Fabric,
+    mtu: u32,
     _agents: Vec<AgentProcess>,
 }
 
@@ -35,7 +35,7 @@ impl Bench {
     fn new(mtu: u32, placement: Placement) -> Result<Self> {
         let fabric = Fabric::new(2, mtu, placement)?;
         let agent = |node: usize| rig::agent(&fabric.nodes[node].port, AgentRole::Host, &["--ingress", "tc"]);
-        Ok(Self { _agents: vec![agent(CLIENT)?, agent(SERVER)?], fabric })
+        Ok(Self { _agents: vec![agent(CLIENT)?, agent(SERVER)?], fabric, mtu })
     }
 
     /// Runs `traffic` and compares what everybody counted of it.
@@ -104,10 +104,16 @@ fn same(case: &mut Case, ours: &Flows, tap: &str, wire: &WireFlows) {
     }
 }
 
+fn everything(report: &mut Report) -> Result<()> {
+    let bench = Bench::new(1_500, Placement::Initial)?;
+    reliable(report, &bench, false)?;
+    others(report, &bench);
+    Ok(())
+}
+
 /// Reliable connections.
-fn operations(report: &mut Report, mtu: u32, ipv6: bool, placement: Placement) -> Result<()> {
-    let bench = Bench::new(mtu, placement)?;
-    let pmtu = if mtu == JUMBO { 4_096 } else { 1_024 };
+fn reliable(report: &mut Report, bench: &Bench, ipv6: bool) -> Result<()> {
+    let pmtu = if bench.mtu == JUMBO { 4_096 } else { 1_024 };
     let runs: [(&str, Perf); 10] = [
         ("write", Perf::new("ib_write_bw").args("-s 16384 -n 60")),
         ("write, odd length", Perf::new("ib_write_bw").args("-s 5001 -n 60")),
@@ -132,8 +138,7 @@ fn operations(report: &mut Report, mtu: u32, ipv6: bool, placement: Placement) -
 }
 
 /// Unreliable services, and connections by the connection manager.
-fn others(report: &mut Report) -> Result<()> {
-    let bench = Bench::new(1_500, Placement::Initial)?;
+fn others(report: &mut Report, bench: &Bench) {
     let runs = [
         ("unreliable connection, write", Perf::new("ib_write_bw").args("-c UC -s 4096 -n 100")),
         ("unreliable connection, send", Perf::new("ib_send_bw").args("-c UC -s 4096 -n 100 -r 200")),
@@ -152,5 +157,4 @@ fn others(report: &mut Report) -> Result<()> {
     for (name, ipv6) in [("rping", false), ("rping, IPv6", true)] {
         report.case(name, |case| bench.compare(case, |fabric| rping(fabric, CLIENT, SERVER, ipv6, 20, 512)));
     }
-    Ok(())
 }

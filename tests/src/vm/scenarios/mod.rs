@@ -1,11 +1,16 @@
 //! The scenarios.
 
 mod classify;
+mod lifecycle;
+mod loss;
+mod mark;
+mod neighbours;
 
 use super::{Part, Scenario};
 
 /// All of them, in the order in which they run.
-pub const ALL: &[Scenario] = &[classify::SCENARIO];
+pub const ALL: &[Scenario] =
+    &[classify::SCENARIO, mark::SCENARIO, loss::SCENARIO, lifecycle::SCENARIO, neighbours::SCENARIO];
 
 /// The part `scenario/part`.
 pub fn find(name: &str) -> Option<&'static Part> {

@@ -1,0 +1,307 @@
+//! A switch that drops silently: what we count as lost is what it dropped, on the right side of each tap, and agrees with rxe.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{
+    capture::Seen,
+    rig,
+    run::{AgentProcess, AgentRole},
+    vm::{Case, Counters, Fabric, Flows, Header, Node, Part, Passed, Perf, Placement, Report, Scenario, Wire, load},
+};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "loss",
+    about: "what we call lost is what the switch dropped, upstream and downstream told apart, consistent with rxe's counters",
+    parts: &[
+        Part::new("write", 240, |r| dropping(r, &[WRITE, SEND])),
+        Part::new("read", 300, |r| dropping(r, &[READ])),
+        Part::new("unreliable", 240, |r| dropping(r, &[UC_WRITE])),
+    ],
+};
+
+/// Traffic whose data goes from host 0 to host 1.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    tool: &'static str,
+    args: &'static str,
+    /// The host that asks.
+    client: usize,
+    space: &'static str,
+}
+
+impl Kind {
+    /// Whether what is lost is sent again.
+    fn repeats(self) -> bool {
+        !self.args.contains("UC")
+    }
+}
+
+const WRITE: Kind = Kind { name: "write", tool: "ib_write_bw", args: "-s 16384 -n 150", client: 0, space: "request" };
+const SEND: Kind = Kind { name: "send", tool: "ib_send_bw", args: "-s 16384 -n 150", client: 0, space: "request" };
+const READ: Kind = Kind { name: "read", tool: "ib_read_bw", args: "-s 16384 -n 80", client: 1, space: "response" };
+const UC_WRITE: Kind =
+    Kind { name: "write, unreliable", tool: "ib_write_bw", args: "-c UC -s 16384 -n 150", client: 0, space: "request" };
+
+/// How the switch drops: netem(8). One in a hundred; and bursts of two on average that begin at one packet in 200.
+const WAYS: [(&str, &str); 2] = [("1 %", "loss 1%"), ("bursts", "loss gemodel 0.5% 50%")];
+
+/// What the switch did with data.
+struct Truth {
+    dropped: usize,
+    /// Of these, those whose loss the order of what came through cannot show: with nothing behind them but a repeat; at the start of a
+    /// repeat, nothing of which had come before; or new answers before the start of another message, since the answers' PSNs may
+    /// skip those of other requests.
+    hidden: usize,
+}
+
+/// A packet that was sent.
+#[derive(Clone, Copy)]
+struct Fate {
+    psn: u32,
+    passed: bool,
+    /// It is an answer that begins a message.
+    begins: bool,
+}
+
+impl Truth {
+    /// From the frames that host 0 sent and those that the switch passed on to host 1, both in order.
+    fn find(before: &[&Seen], after: &[&Seen]) -> Result<Self> {
+        let mut rest = after.iter().peekable();
+        let mut fates = Vec::new();
+        for seen in before {
+            let passed = rest.next_if(|next| next.frame == seen.frame).is_some();
+            let header = Header::read(&seen.frame).context("a frame that is no RoCEv2")?;
+            // READ RESPONSE FIRST and ONLY.
+            fates.push(Fate { psn: header.psn, passed, begins: matches!(header.opcode, 0x0d | 0x10) });
+        }
+        if let Some(extra) = rest.next() {
+            bail!("the switch passed on what was not sent: {:?}", Header::read(&extra.frame));
+        }
+        Ok(Self::of(&fates))
+    }
+
+    fn of(fates: &[Fate]) -> Self {
+        let newer = |a: Option<u32>, b: u32| a.filter(|a| ahead(b, *a) <= 0).or(Some(b));
+        let (mut sent, mut came, mut previous): (Option<u32>, Option<u32>, Option<u32>) = (None, None, None);
+        let (mut dropped, mut hidden) = (0, 0);
+        // Whether something of the present repeat has passed.
+        let mut shown = true;
+        for (i, fate) in fates.iter().enumerate() {
+            if previous.is_some_and(|previous| ahead(fate.psn, previous) <= 0) {
+                shown = false;
+            }
+            let repeat = sent.is_some_and(|sent| ahead(fate.psn, sent) <= 0);
+            shown |= fate.passed || !repeat;
+            if !fate.passed {
+                let next = fates[i..].iter().find(|next| next.passed);
+                let new = came.is_none_or(|came| ahead(fate.psn, came) > 0);
+                let skipped = next.is_some_and(|next| new && next.begins && ahead(next.psn, fate.psn) > 0);
+                dropped += 1;
+                let nothing_behind = next.is_none_or(|next| ahead(next.psn, fate.psn) <= 0);
+                hidden += usize::from(nothing_behind || !shown || skipped);
+            } else {
+                came = newer(came, fate.psn);
+            }
+            (sent, previous) = (newer(sent, fate.psn), Some(fate.psn));
+        }
+        Self { dropped, hidden }
+    }
+}
+
+/// How far `a` is ahead of `b`, in 24 bits.
+fn ahead(a: u32, b: u32) -> i32 {
+    (a.wrapping_sub(b) << 8) as i32 >> 8
+}
+
+/// A switch whose port to host 1 drops, and agents on both hosts.
+struct Bench {
+    fabric: Fabric,
+    _agents: Vec<AgentProcess>,
+}
+
+impl Bench {
+    fn new() -> Result<Self> {
+        load(&["sch_netem"])?;
+        let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
+        let agent =
+            |node: usize| rig::agent(&fabric.nodes[node].port, AgentRole::Host, &["--ingress", "tc", "--pacer", "off"]);
+        Ok(Self { _agents: vec![agent(0)?, agent(1)?], fabric })
+    }
+
+    fn port(&self) -> &Node {
+        &self.fabric.nodes[1]
+    }
+
+    fn drop_by(&self, how: &str) -> Result<()> {
+        let port = &self.port().switch_port;
+        port.ns.tc(&[format!("qdisc replace dev {} root netem {how} limit 10000", port.name)])
+    }
+
+    /// What the switch's own qdisc says that it has dropped.
+    fn dropped(&self) -> Result<u64> {
+        let port = &self.port().switch_port;
+        let mut tc: Command = port.ns.command("tc");
+        let output = tc.args(["-s", "-j", "qdisc", "show", "dev", &port.name]).output().context("cannot run tc")?;
+        let json: Value = serde_json::from_slice(&output.stdout).context("reading what tc says")?;
+        json[0]["drops"].as_u64().with_context(|| format!("the switch's port has no queue that drops: {json}"))
+    }
+}
+
+fn dropping(report: &mut Report, kinds: &[Kind]) -> Result<()> {
+    let bench = Bench::new()?;
+    for (way, how) in WAYS {
+        for kind in kinds {
+            bench.drop_by(how)?;
+            report.case(format!("{}, {way}", kind.name), |case| lossy(case, &bench, *kind));
+        }
+    }
+    Ok(())
+}
+
+fn lossy(case: &mut Case, bench: &Bench, kind: Kind) -> Result<()> {
+    let nodes = &bench.fabric.nodes;
+    let rxe = || nodes.iter().map(|node| Counters::read(&node.device)).collect::<Result<Vec<_>>>();
+    let (rxe_before, before, dropped_before) = (rxe()?, Flows::read(&bench.fabric)?, bench.dropped()?);
+    let wires = [Wire::start(&nodes[0])?, Wire::start(&nodes[1])?];
+    Perf::new(kind.tool).args(kind.args).timeout(14).run(&bench.fabric, kind.client, 1 - kind.client)?;
+    let [at_sender, at_receiver] = wires.map(Wire::finish);
+    let (at_sender, at_receiver) = (at_sender?, at_receiver?);
+    let ours = Flows::read(&bench.fabric)?.since(&before);
+    let dropped = bench.dropped()? - dropped_before;
+    let rxe: Vec<Counters> = rxe()?.iter().zip(&rxe_before).map(|(after, before)| after.since(before)).collect();
+
+    let sent: Vec<&Seen> = at_sender.sent().filter(|s| is_data(s, kind)).collect();
+    let passed: Vec<&Seen> = at_receiver.received().filter(|s| is_data(s, kind)).collect();
+    let truth = Truth::find(&sent, &passed)?;
+    case.equal("what the captures miss and what the switch says it dropped", truth.dropped as u64, dropped);
+    case.expect(dropped > 0, "the switch dropped nothing");
+
+    // Behind the switch: lost before the tap, and nothing else.
+    let of_data = |tap: &str, name: &str| -> u64 {
+        ours.at(tap).filter(|(id, _)| id.space == kind.space).map(|(_, tally)| tally.get(name)).sum()
+    };
+    let lost = if kind.repeats() {
+        of_data("v1/ingress", "lost") + of_data("v1/ingress", "lost_again")
+    } else {
+        // What nobody sends again is lost once it falls out of the window, and open until then.
+        of_data("v1/ingress", "missing_psns")
+    };
+    case.equal("what we miss behind the switch", lost, dropped - truth.hidden as u64);
+    for name in ["reordered", "discontinuities", "lost_after_tap"] {
+        case.equal(format_args!("{name} behind the switch"), of_data("v1/ingress", name), 0);
+    }
+    // In front of it: nothing is missing; what was repeated was lost behind this tap.
+    for name in ["missing_psns", "lost", "lost_again", "reordered", "discontinuities"] {
+        case.equal(format_args!("{name} in front of the switch"), of_data("v0/egress", name), 0);
+    }
+    case.equal("packets in front of the switch", of_data("v0/egress", "packets"), sent.len() as u64);
+    case.equal("packets behind the switch", of_data("v1/ingress", "packets"), passed.len() as u64);
+
+    if !case.holds() {
+        // For whoever looks into it.
+        at_sender.save(&format!("{}-sender.pcap", kind.tool))?;
+        at_receiver.save(&format!("{}-receiver.pcap", kind.tool))?;
+    }
+    let naks = naks(&at_receiver);
+    case.figure("dropped", dropped);
+    case.figure("hidden", truth.hidden);
+    case.figure("lost", of_data("v1/ingress", "lost"));
+    case.figure("lost_again", of_data("v1/ingress", "lost_again"));
+    case.figure("naks", naks);
+    case.figure("retransmitted", of_data("v0/egress", "retransmitted"));
+    for (device, counters) in ["sender", "receiver"].iter().zip(&rxe) {
+        case.figure(&format!("rxe_{device}"), counters.trouble());
+    }
+    let [sender, receiver] = [&rxe[0], &rxe[1]];
+    if kind.space == "request" && kind.repeats() {
+        // The responder answers the first packet ahead of a gap, and only that: one NAK, one out_of_seq_request.
+        case.equal("rxe's out_of_seq_request and the NAKs on the wire", receiver.get("out_of_seq_request"), naks);
+        let beyond = naks_beyond(&sent, &at_sender)?;
+        case.equal("rxe's rcvd_seq_err and the NAKs beyond what was acknowledged", sender.get("rcvd_seq_err"), beyond);
+        case.equal("our NAKs at the sender", ours.sum("v0/ingress", "nak.psn_sequence"), naks);
+        case.equal("our NAKs at the receiver", ours.sum("v1/egress", "nak.psn_sequence"), naks);
+        case.expect(naks <= dropped, format_args!("{naks} NAKs for {dropped} dropped packets"));
+        case.expect(
+            of_data("v0/egress", "lost_after_tap") <= naks,
+            "in front of the switch more is lost after the tap than NAKs say",
+        );
+        case.expect(
+            of_data("v0/egress", "lost_after_tap") > 0 || naks == 0,
+            "no loss after the tap in front of the switch",
+        );
+    }
+    if kind.space == "response" {
+        // rxe asks again by itself: no NAK.
+        case.equal("NAKs", naks, 0);
+        case.expect(receiver.get("completer_retry_err") > 0, "rxe did not ask again");
+        let reasked: u64 = ours.at("v1/egress").map(|(_, tally)| tally.get("reasked")).sum();
+        case.expect(reasked > 0, "we saw nothing asked again");
+    }
+    Ok(())
+}
+
+/// Whether a packet carries what [`Kind`] sends from host 0.
+fn is_data(seen: &Seen, kind: Kind) -> bool {
+    Header::read(&seen.frame).is_some_and(|h| h.space() == kind.space && h.payload > 0)
+}
+
+/// The sequence NAKs that host 1 sent.
+fn naks(wire: &Passed) -> u64 {
+    wire.sent().filter(|s| Header::read(&s.frame).is_some_and(|h| h.syndrome == Some(0x60))).count() as u64
+}
+
+/// The sequence NAKs that ask for more than the sender already knew: rxe_comp.c (6.1 to 7.3) counts `rcvd_seq_err` only where a
+/// NAK's PSN is beyond its own.
+fn naks_beyond(sent: &[&Seen], at_sender: &Passed) -> Result<u64> {
+    let first = sent.first().and_then(|s| Header::read(&s.frame)).context("nothing was sent")?;
+    let (mut known, mut count) = (first.psn, 0);
+    for header in at_sender.received().filter_map(|s| Header::read(&s.frame)) {
+        match header.syndrome {
+            Some(0x60) if ahead(header.psn, known) > 0 => {
+                count += 1;
+                known = header.psn;
+            }
+            Some(0..0x20) if ahead(header.psn + 1, known) > 0 => known = (header.psn + 1) & 0xff_ffff,
+            _ => {}
+        }
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psns_are_compared_in_24_bits() {
+        assert_eq!((ahead(0, 0xff_ffff), ahead(0xff_ffff, 0), ahead(7, 7)), (1, -1, 0));
+    }
+
+    #[test]
+    fn what_nothing_shows_is_hidden() {
+        let truth = |fates: &[(u32, bool)]| {
+            let fates: Vec<_> =
+                fates.iter().map(|&(psn, passed)| Fate { psn, passed, begins: psn % 10 == 0 }).collect();
+            let truth = Truth::of(&fates);
+            (truth.dropped, truth.hidden)
+        };
+        assert_eq!(truth(&[(1, true), (2, false), (3, true), (2, true), (3, true)]), (1, 0));
+        // Nothing came behind the last two.
+        assert_eq!(truth(&[(1, true), (2, false), (3, false)]), (2, 2));
+        // The repeat begins, for who stands behind the switch, with 3: that 2 was sent again nobody saw.
+        assert_eq!(truth(&[(1, true), (2, false), (3, true), (2, false), (3, true), (2, true), (3, true)]), (2, 1));
+        // Within the repeat 3 is seen to be skipped.
+        assert_eq!(
+            truth(&[(1, true), (2, false), (3, true), (4, true), (2, true), (3, false), (4, true), (3, true)]),
+            (2, 0)
+        );
+        // 10 may follow 7 where another request took 8 and 9; what comes behind 10 may not.
+        assert_eq!(truth(&[(7, true), (8, false), (10, true), (11, false), (12, true)]), (2, 1));
+        // A repeat that goes on to new packets, one of which is lost; before it the end was lost.
+        assert_eq!(truth(&[(1, true), (2, false), (1, false), (2, true), (3, false), (4, true)]), (3, 2));
+    }
+}
