@@ -14,9 +14,8 @@ use serde_json::{Value, json};
 use super::{apt::Apt, cpio::Archive, modules};
 use crate::exec::say;
 
-/// The series that `--all` runs. 6.1 is the oldest of Debian's archive that can run the program: the BPF programs read
-/// packets by `bpf_xdp_load_bytes`, which Linux 5.18 has first, and the release before, bullseye, has 5.10, whose verifier
-/// refuses them.
+/// The series that `--all` runs. 6.1 is the oldest of Debian's archive that has what the programs call: they read packets by
+/// `bpf_xdp_load_bytes`, which Linux 5.18 has first, and the release before, bullseye, has 5.10.
 pub(super) const SERIES: [&str; 3] = ["6.1", "6.12", NEWEST];
 /// Stands for the newest kernel of the archive.
 pub(super) const NEWEST: &str = "newest";

@@ -221,7 +221,12 @@ fn lossy(case: &mut Case, bench: &Bench, kind: Kind) -> Result<()> {
         // The responder answers the first packet ahead of a gap, and only that: one NAK, one out_of_seq_request.
         case.equal("rxe's out_of_seq_request and the NAKs on the wire", receiver.get("out_of_seq_request"), naks);
         let beyond = naks_beyond(&sent, &at_sender)?;
-        case.equal("rxe's rcvd_seq_err and the NAKs beyond what was acknowledged", sender.get("rcvd_seq_err"), beyond);
+        // Most of them: it also passes over some of those that a time-out has overtaken (one of nine, seen on 7.3).
+        let counted = sender.get("rcvd_seq_err");
+        case.expect(
+            counted <= beyond && counted * 2 >= beyond,
+            format_args!("rxe's rcvd_seq_err is {counted}, and {beyond} NAKs are beyond what was acknowledged"),
+        );
         case.equal("our NAKs at the sender", ours.sum("v0/ingress", "nak.psn_sequence"), naks);
         case.equal("our NAKs at the receiver", ours.sum("v1/egress", "nak.psn_sequence"), naks);
         case.expect(naks <= dropped, format_args!("{naks} NAKs for {dropped} dropped packets"));

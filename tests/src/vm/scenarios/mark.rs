@@ -160,13 +160,19 @@ fn congestion(report: &mut Report) -> Result<()> {
             port.name
         ),
     ])?;
+    report.case("without us CE changes nothing", |case| {
+        let perf = Perf::new("ib_write_bw").args("-s 65536 -n 20 --tclass 2");
+        let [_, answers] = sent(case, &fabric, || perf.run(&fabric, 0, 1).map(drop))?;
+        case.expect(!answers.iter().any(|s| Header::read(&s.frame).is_some_and(|h| h.is_cnp())), "rxe sent a CNP");
+        Ok(())
+    });
     let agents = agents(&fabric, &[])?;
     let mut all = 0;
     for (name, perf, from) in [
-        ("write", Perf::new("ib_write_bw").args("-s 65536 -n 100"), 0),
-        ("send", Perf::new("ib_send_bw").args("-s 65536 -n 100"), 0),
+        ("write", Perf::new("ib_write_bw").args("-s 65536 -n 15"), 0),
+        ("send", Perf::new("ib_send_bw").args("-s 65536 -n 15"), 0),
         // The data of a READ comes from the server: the client asks from behind the congested port.
-        ("read", Perf::new("ib_read_bw").args("-s 65536 -n 100"), 1),
+        ("read", Perf::new("ib_read_bw").args("-s 65536 -n 15"), 1),
     ] {
         report.case(format!("CNPs for a {name}"), |case| {
             let [data, answers] = sent(case, &fabric, || perf.run(&fabric, from, 1 - from).map(drop))?;
