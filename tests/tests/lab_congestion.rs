@@ -117,10 +117,11 @@ fn classes_have_queues_and_thresholds_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("cp.toml");
     // DSCP 26 has a twentieth of the link for itself. DSCP 10 shares the port's queue and is never marked there: its
-    // thresholds are above all bytes of the bursts together, however fast the sender's processor makes them.
+    // thresholds are above all bytes of the bursts together, however fast the sender's processor makes them, and the queue
+    // holds more than that.
     fs::write(
         &config,
-        "[[cp_class]]\ndscp = [26]\nshare = 0.05\nkmin = 2000\nkmax = 4000\n\n\
+        "queue_bytes = 800000\n\n[[cp_class]]\ndscp = [26]\nshare = 0.05\nkmin = 2000\nkmax = 4000\n\n\
          [[cp_class]]\ndscp = [10]\nkmin = 400000\nkmax = 400000\n",
     )
     .unwrap();
