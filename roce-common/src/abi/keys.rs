@@ -111,6 +111,20 @@ impl FlowKey {
     pub const fn space(&self) -> Space {
         if self.space_and_qpn[0] == 0 { Space::Request } else { Space::Response }
     }
+
+    /// The flow of a space that goes back to the queue pair `sender`, which sends this one. It passes the interface's other
+    /// direction, or the same one on a mirror port: of the two keys, the first that exists is it.
+    #[inline(always)]
+    pub const fn back(&self, sender: Qpn, space: Space) -> [Self; 2] {
+        let across = Self::new(self.tap.opposite(), self.dst, self.src, sender, space);
+        [across, across.at(self.tap)]
+    }
+
+    /// The same flow at another tap.
+    #[inline(always)]
+    pub const fn at(self, tap: Tap) -> Self {
+        Self { tap, ..self }
+    }
 }
 
 /// Key of PAIRS: packets from `src` to `dst` with this destination QPN. Its value names the queue pair that sends them.

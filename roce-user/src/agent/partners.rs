@@ -32,11 +32,9 @@ impl Partners {
         Some(Qpn::new(self.pairs.get(&PairKey::new(key.src, key.dst, key.dest_qp()))?.sender_qpn))
     }
 
-    /// Where what passes between the two queue pairs of a flow the other way may be found, in this order: at the interface's
-    /// other direction, or at the same one on a mirror port.
+    /// Where what passes between the two queue pairs of a flow the other way may be found, by [`FlowKey::back`].
     fn back(&self, key: &FlowKey, space: Space) -> Option<[FlowKey; 2]> {
-        let sender = self.sender(key)?;
-        Some([key.tap.opposite(), key.tap].map(|tap| FlowKey::new(tap, key.dst, key.src, sender, space)))
+        Some(key.back(self.sender(key)?, space))
     }
 
     /// The keys of the flow that answers this one, or is answered by it: the first that exists is it.

@@ -51,19 +51,17 @@ pub struct FlowLine {
 }
 
 /// The flows of one interface's maps as report lines, the busiest first, at most as many as a report takes; and how many
-/// there are. `rdma` is what the kernel said of its queue pairs.
+/// there are. `rdma` is what the kernel said of its queue pairs, and `partners` has given the flows their CNPs.
 pub fn flow_lines(
     name: &str,
     maps: &Maps,
-    rdma: &Rdma,
+    (rdma, partners): (&Rdma, &Partners),
     flows: &[(FlowKey, Flow)],
     mut rate: impl FnMut(&FlowKey, &Flow) -> Option<u64>,
 ) -> (Vec<FlowLine>, usize) {
-    let partners = Partners::new(maps);
-    let mut order: Vec<(FlowKey, Flow)> = flows.iter().filter(|(_, f)| f.packets != 0).copied().collect();
-    partners.count_cnps(&mut order);
+    let mut order: Vec<&(FlowKey, Flow)> = flows.iter().filter(|(_, f)| f.packets != 0).collect();
     let total = order.len();
-    let rank = |entry: &(FlowKey, Flow)| (std::cmp::Reverse(entry.1.packets), entry.0);
+    let rank = |entry: &&(FlowKey, Flow)| (std::cmp::Reverse(entry.1.packets), entry.0);
     if total > REPORTED_FLOWS {
         order.select_nth_unstable_by_key(REPORTED_FLOWS, rank);
         order.truncate(REPORTED_FLOWS);
@@ -73,15 +71,15 @@ pub fn flow_lines(
     let lines = order
         .into_iter()
         .map(|(key, flow)| {
-            let mut report = FlowReport::new(&key, &flow, tap_name(name, key.tap));
-            report.facts.cnp_sent = Some(partners.cnps_sent(&key));
+            let mut report = FlowReport::new(key, flow, tap_name(name, key.tap));
+            report.facts.cnp_sent = Some(partners.cnps_sent(key));
             if key.space() == Space::Request {
-                report.facts.rtt_ns = partners.round_trips(maps, &key).and_then(|times| RttReport::of(&times));
+                report.facts.rtt_ns = partners.round_trips(maps, key).and_then(|times| RttReport::of(&times));
             }
             FlowLine {
                 flow: report,
-                ends: owners.ends(&key, maps),
-                rate_bps: rate(&key, &flow),
+                ends: owners.ends(key, maps),
+                rate_bps: rate(key, flow),
                 limit_bps: (key.tap.direction() == Direction::Egress)
                     .then(|| limit(maps, PeerQp::new(key.dst, key.dest_qp())))
                     .flatten(),
@@ -219,18 +217,18 @@ impl Agent {
         let mut output = output.borrow_mut();
         let since = output.last_report.insert(name.clone(), now).unwrap_or(output.start);
         let elapsed = now.since(since).0.max(1);
-        let mut bytes = HashMap::with_capacity(flows.len());
         let last = std::mem::take(&mut self.last_bytes);
         // A flow that was not in the last report is new, or was not among its busiest: then its rate is not known.
         let complete = last.len() < REPORTED_FLOWS;
-        let (lines, _) = flow_lines(&name, &self.attachment.maps, &self.rdma, flows, |key, flow| {
+        let maps = &self.attachment.maps;
+        let partners = Partners::new(maps);
+        let mut flows = flows.to_vec();
+        partners.count_cnps(&mut flows);
+        let (lines, _) = flow_lines(&name, maps, (&self.rdma, &partners), &flows, |key, flow| {
             let before = last.get(key).copied().or(complete.then_some(0))?;
             Some(bits_per_sec(flow.bytes.saturating_sub(before), elapsed))
         });
-        for (key, flow) in flows {
-            bytes.insert(*key, flow.bytes);
-        }
-        self.last_bytes = bytes;
+        self.last_bytes = flows.iter().map(|(key, flow)| (*key, flow.bytes)).collect();
         let congestion = congestion_lines(&self.attachment.maps, now)?;
         if output.json {
             return output.line(&json!({
@@ -256,13 +254,15 @@ impl Agent {
 
     /// The last report.
     pub(super) fn summarise(&mut self, output: &Rc<RefCell<Output>>, progress: &Progress) -> Result<()> {
-        let flows = self.attachment.maps.flows();
+        let maps = &self.attachment.maps;
+        let mut flows = maps.flows();
+        let partners = Partners::new(maps);
+        partners.count_cnps(&mut flows);
         let mut output = output.borrow_mut();
         let elapsed = monotonic().since(output.start).0.max(1);
         let name = &self.plan.link.name;
-        let (lines, total) = flow_lines(name, &self.attachment.maps, &self.rdma, &flows, |_, flow| {
-            Some(bits_per_sec(flow.bytes, elapsed))
-        });
+        let (lines, total) =
+            flow_lines(name, maps, (&self.rdma, &partners), &flows, |_, flow| Some(bits_per_sec(flow.bytes, elapsed)));
         let counters = self.all_counters()?;
         let stats = progress.stats;
         if !output.json {

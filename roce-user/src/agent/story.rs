@@ -57,7 +57,7 @@ const fn interface(tap: Tap) -> Tap {
 }
 
 fn key_of_interface(key: &FlowKey) -> FlowKey {
-    FlowKey::new(interface(key.tap), key.src, key.dst, key.dest_qp(), key.space())
+    key.at(interface(key.tap))
 }
 
 /// See the module.
@@ -79,7 +79,7 @@ impl Story {
         // Flows of these queue pairs may be there already: numbers are used again.
         for key in made.request_flows() {
             for tap in [key.tap, key.tap.opposite()] {
-                let key = FlowKey::new(tap, key.src, key.dst, key.dest_qp(), key.space());
+                let key = key.at(tap);
                 let terms = self.connections.terms(&key_of_interface(&key));
                 if let (Some(told), Some(terms)) = (self.flows.get_mut(&key), terms) {
                     told.explainer.set_ack_timeout(terms.ack_timeout);
@@ -148,11 +148,11 @@ impl Story {
         if let (EventKind::Gap, Space::Response, Outcome::Gap(skipped)) = (kind, space, account.outcome())
             && event.refused_qp != 0
         {
-            let asked = self.refused(event);
+            let asked = self.requests_of(&key, event);
             self.with(asked, |told, _| told.explainer.answer_gap(psn.sub(skipped), at), &mut tell);
         }
         if matches!(kind, EventKind::Nak | EventKind::RnrNak) && event.refused_qp != 0 {
-            let refused = self.refused(event);
+            let refused = self.requests_of(&key, event);
             let syndrome = Aeth { raw_syndrome: event.value as u8, msn: 0 }.syndrome();
             let fate = Fate::from_number(event.fate).unwrap_or(Fate::Unknown);
             self.with(
@@ -172,7 +172,7 @@ impl Story {
 
     /// A packet of the flow `key` ended a silence of the requests that it belongs to or answers.
     fn silence(&mut self, event: &Event, key: FlowKey, silence: Nanos) {
-        let requests = if key.space() == Space::Request { key } else { self.refused(event) };
+        let requests = if key.space() == Space::Request { key } else { self.requests_of(&key, event) };
         self.with(requests, |told, _| told.silences.add(silence.0), &mut |_, _| {});
         if silence >= rules::STALL {
             let (time, psn) = (Nanos(event.time_ns), Some(Psn::new(event.psn)));
@@ -180,10 +180,9 @@ impl Story {
         }
     }
 
-    /// The flow that a NAK refuses, or another response answers. It passes the interface's other direction, or the same one on a mirror port.
-    fn refused(&self, nak: &Event) -> FlowKey {
-        let of = |tap: Tap| FlowKey::new(tap, nak.dst, nak.src, Qpn::new(nak.refused_qp), Space::Request);
-        let (across, here) = (of(nak.tap.opposite()), of(nak.tap));
+    /// The requests that an event of the responses `key` names as those that they answer or refuse.
+    fn requests_of(&self, key: &FlowKey, event: &Event) -> FlowKey {
+        let [across, here] = key.back(Qpn::new(event.refused_qp), Space::Request);
         if !self.flows.contains_key(&across) && self.flows.contains_key(&here) { here } else { across }
     }
 

@@ -96,7 +96,7 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
         let mut all = maps.flows();
         let partners = Partners::new(&maps);
         partners.count_cnps(&mut all);
-        let (mut these, total) = flow_lines(&name, &maps, &rdma, &all, |_, _| None);
+        let (mut these, total) = flow_lines(&name, &maps, (&rdma, &partners), &all, |_, _| None);
         let told = link.map_or(Ok(None), events::story)?;
         if let Some(told) = &told {
             story::add(&mut these, told);
