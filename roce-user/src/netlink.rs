@@ -139,11 +139,7 @@ where
     loop {
         let (datagram, _) = socket.recv_from_full()?;
         let mut rest = &datagram[..];
-        while !rest.is_empty() {
-            let answer = NetlinkMessage::<M>::deserialize(rest)
-                .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
-            let length = (answer.header.length as usize).next_multiple_of(4).clamp(1, rest.len());
-            rest = &rest[length..];
+        while let Some(answer) = next_message::<M>(&mut rest)? {
             if answer.header.sequence_number != sequence {
                 continue;
             }
@@ -161,6 +157,18 @@ where
             }
         }
     }
+}
+
+/// The next message of a datagram, of which `rest` is what follows; `None` at its end.
+fn next_message<M: NetlinkDeserializable>(rest: &mut &[u8]) -> io::Result<Option<NetlinkMessage<M>>> {
+    if rest.is_empty() {
+        return Ok(None);
+    }
+    let message = NetlinkMessage::<M>::deserialize(rest)
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
+    let length = (message.header.length as usize).next_multiple_of(4).clamp(1, rest.len());
+    *rest = &rest[length..];
+    Ok(Some(message))
 }
 
 fn link_info(link: LinkMessage) -> LinkInfo {

@@ -2,11 +2,12 @@
 //!
 //! Each line of a recording is one datagram.
 
-use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::NetlinkPayload;
 use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
+use crate::netlink::next_message;
 
 /// A recording: kernel, queue pairs, datagrams, and what `rdma` made of them.
 const RECORDED: [(&str, usize, &str, &str); 2] = [
@@ -19,13 +20,10 @@ fn datagrams(hex: &str) -> Vec<Vec<u8>> {
     hex.lines().map(|line| (0..line.len()).step_by(2).map(|i| byte(line, i)).collect()).collect()
 }
 
-/// The answers in a datagram, as [`exchange`] reads them.
-fn answers(datagram: &[u8]) -> Result<Vec<Answer>, String> {
+/// The answers in a datagram.
+fn answers(datagram: &[u8]) -> io::Result<Vec<Answer>> {
     let (mut rest, mut answers) = (datagram, Vec::new());
-    while !rest.is_empty() {
-        let message = NetlinkMessage::<RdmaMessage>::deserialize(rest).map_err(|e| e.to_string())?;
-        let length = (message.header.length as usize).next_multiple_of(4).clamp(1, rest.len());
-        rest = &rest[length..];
+    while let Some(message) = next_message::<RdmaMessage>(&mut rest)? {
         if let NetlinkPayload::InnerMessage(inner) = message.payload {
             answers.extend(inner.into_answer());
         }
