@@ -1,12 +1,12 @@
 //! The BPF programs run by hand: packets in, verdict, packets, maps and events out (`BPF_PROG_TEST_RUN`).
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use aya::{
     maps::{MapData, RingBuf},
     programs::{TestRun as _, TestRunOptions},
 };
 use roce_common::abi::{Config, Counter, Direction, Flags, MarkPolicy, Pacer, Role};
-use roce_user::dataplane::{Maps, Object};
+use roce_user::dataplane::{self, Maps, Object};
 
 /// Bytes of `struct __sk_buff`, and the offsets of the fields the programs write.
 const SKB_CONTEXT: usize = 192;
@@ -173,8 +173,7 @@ impl Programs {
     /// # Errors
     /// There is none of that name, or it was taken before.
     pub fn ring(&mut self, name: &str) -> Result<RingBuf<MapData>> {
-        let map = self.object.ebpf.take_map(name).ok_or_else(|| anyhow!("there is no map {name}"))?;
-        RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))
+        dataplane::ring(&mut self.object.ebpf, name)
     }
 
     /// A counter of one direction.

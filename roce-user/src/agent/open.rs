@@ -2,8 +2,7 @@
 
 use std::{collections::HashMap, io, os::fd::AsRawFd, sync::Arc};
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use aya::maps::{MapData, RingBuf};
+use anyhow::{Context as _, Result, bail};
 use roce_common::{
     abi::{self, Config, Flags, FlowKey},
     units::{Addr, Rate},
@@ -15,7 +14,7 @@ use crate::{
     capture::{self, Recorder},
     config::{self, Guard, Settings},
     control::Core,
-    dataplane::{self, Attachment, FlowWalker, Maps, Options, Pins},
+    dataplane::{self, Attachment, FlowWalker, Maps, Options, Pins, ring},
     events,
     netlink::{
         LinkInfo, Netlink, link_speed,
@@ -170,14 +169,14 @@ impl Agent {
             attachment.keep();
         }
         let logger = start_logger(&mut attachment);
-        let rings = (ring(&mut attachment, "CNP_RING")?, ring(&mut attachment, "TELEMETRY")?);
+        let rings = (ring(&mut attachment.ebpf, "CNP_RING")?, ring(&mut attachment.ebpf, "TELEMETRY")?);
         let pins = Pins::of(&plan.settings.bpffs, plan.link.index)?;
         let walker = FlowWalker::open(&pins)?;
         let maps = Maps::open(&pins)?;
         let events = events::Server::start(&plan.link.name, plan.link.index)?;
         let recorder = match &plan.capture {
             Some(folder) => {
-                let source = KernelSource::new(ring(&mut attachment, "CAPTURE")?, Maps::open(&pins)?);
+                let source = KernelSource::new(ring(&mut attachment.ebpf, "CAPTURE")?, Maps::open(&pins)?);
                 Some(Recorder::start(folder.clone(), source, Arc::clone(events.log()))?)
             }
             None => None,
@@ -242,11 +241,6 @@ impl Agent {
 /// The host's addresses, as the maps hold them.
 pub(super) fn local_addresses() -> Result<Vec<Addr>> {
     Ok(Netlink::open()?.addresses()?.into_iter().map(Addr::from).collect())
-}
-
-fn ring(attachment: &mut Attachment, name: &str) -> Result<RingBuf<MapData>> {
-    let map = attachment.ebpf.take_map(name).ok_or_else(|| anyhow!("the BPF object has no map {name}"))?;
-    RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))
 }
 
 fn wait_on<T: AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {

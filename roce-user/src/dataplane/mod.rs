@@ -13,7 +13,7 @@ pub use detach::{Removed, detach, detach_stale, list};
 pub use environment::check;
 pub use instance::Instance;
 pub use maps::{Abi, FlowWalker, Maps};
-pub use object::{OBJECT_BYTES, Object};
+pub use object::{OBJECT_BYTES, Object, ring};
 pub use pins::{DEFAULT_BPFFS, Pins};
 
 /// Major number of the handle of every root qdisc we make ("ro"): how ours is told from others'.

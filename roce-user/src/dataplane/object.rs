@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, anyhow};
 use aya::{
     Ebpf, EbpfLoader,
+    maps::{MapData, RingBuf},
     programs::{ProgramError, SchedClassifier, Xdp},
     util::KernelVersion,
 };
@@ -97,6 +98,15 @@ impl Object {
     pub fn xdp(&mut self, name: &str) -> Result<&mut Xdp> {
         xdp_program(&mut self.ebpf, name)
     }
+}
+
+/// Takes a ring buffer of the object.
+///
+/// # Errors
+/// It has none of that name, or it was taken before.
+pub fn ring(ebpf: &mut Ebpf, name: &str) -> Result<RingBuf<MapData>> {
+    let map = ebpf.take_map(name).ok_or_else(|| anyhow!("the BPF object has no map {name}"))?;
+    RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))
 }
 
 fn tc_program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {

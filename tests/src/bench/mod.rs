@@ -4,8 +4,7 @@ pub mod inspect;
 pub mod reaction;
 pub mod scale;
 
-use anyhow::{Context as _, Result, anyhow};
-use aya::maps::{MapData, RingBuf};
+use anyhow::{Context as _, Result};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
@@ -20,15 +19,6 @@ use roce_user::{
     control::{Command, Core, LocalQp},
     dataplane::Maps,
 };
-
-/// A ring buffer of a loaded object.
-///
-/// # Errors
-/// The object has none of that name.
-fn ring(ebpf: &mut aya::Ebpf, name: &str) -> Result<RingBuf<MapData>> {
-    let map = ebpf.take_map(name).ok_or_else(|| anyhow!("the BPF object has no map {name}"))?;
-    RingBuf::try_from(map).with_context(|| format!("{name} is not a ring buffer"))
-}
 
 /// Makes a core and its maps certain that local queue pair `qpn` at `local` is connected to `remote` at `peer`: a request,
 /// and its answer from the port that the kernel's rule names.

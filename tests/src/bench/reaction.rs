@@ -25,13 +25,13 @@ use roce_common::{
 use roce_user::{
     agent::{Controller, Wait},
     control::{Core, CoreConfig},
-    dataplane::{self, DEFAULT_BPFFS, Maps, Options, Pins},
+    dataplane::{self, DEFAULT_BPFFS, Maps, Options, Pins, ring},
     netlink::require_link,
     pacer::{Edt, Htb, Pacer},
 };
 use serde::Serialize;
 
-use super::{introduce, micros, percentiles, place, precise_timers, ring};
+use super::{introduce, micros, percentiles, place, precise_timers};
 use crate::{endpoint::Tap, forge::Forger, lab::Pair, progtest};
 
 const LOCAL_QPN: u32 = 0x21;

@@ -18,12 +18,12 @@ use roce_common::{
 use roce_user::{
     agent::{Controller, Running, Wait},
     control::{Core, CoreConfig},
-    dataplane::{DEFAULT_BPFFS, Maps, Object, Pins},
+    dataplane::{DEFAULT_BPFFS, Maps, Object, Pins, ring},
     pacer::Edt,
 };
 use serde::Serialize;
 
-use super::{introduce, micros, precise_timers, ring};
+use super::{introduce, micros, precise_timers};
 use crate::{lab::Netns, progtest};
 
 const LINE: Rate = Rate::from_bits_per_sec(25_000_000_000);
