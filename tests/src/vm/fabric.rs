@@ -10,7 +10,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::modules;
-use crate::lab::{Netns, Port, format_mac, interface_index, wait_up};
+use crate::{
+    lab::{Netns, Port, format_mac, interface_index, wait_up},
+    rig,
+    run::{AgentProcess, AgentRole},
+};
 
 /// An MTU that lets rxe choose a path MTU of 4096.
 pub const JUMBO: u32 = 4_200;
@@ -126,6 +130,14 @@ impl Fabric {
             node.port.ns.ip(&lines)?;
         }
         wait_up(self.nodes.iter().flat_map(|node| [&node.port, &node.switch_port]))
+    }
+
+    /// Attaches an agent to a host.
+    ///
+    /// # Errors
+    /// When it does not attach.
+    pub fn agent(&self, host: usize, args: &[&str]) -> Result<AgentProcess> {
+        rig::agent(&self.nodes[host].port, AgentRole::Host, args)
     }
 
     /// Waits until every device can send.

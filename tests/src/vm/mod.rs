@@ -6,7 +6,7 @@
 //!    program which there are; nothing else has to know.
 //! 2. A scenario has parts, and each part is one boot: a function that takes a [`Report`]. Whatever may kill or hang a kernel is a
 //!    part of its own, as is what wants another topology. A part has a limit, after which the host ends the guest.
-//! 3. The part builds a [`Fabric`], attaches agents by [`crate::rig::agent`], runs perftest by [`Perf`], and reads what it
+//! 3. The part builds a [`Fabric`], attaches agents by [`Fabric::agent`], runs perftest by [`Perf`], and reads what it
 //!    compares: our flows by [`Flows`], rxe's own counters by [`Counters`], the wire by [`Wire`], which shares no code with what
 //!    it judges.
 //! 4. [`Report::case`] runs one comparison; a case that fails does not end the part. [`Report::figure`] gives numbers for the

@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, process::Command};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::Fabric;
+
 /// Counters of a device, or what they grew by.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Counters(BTreeMap<String, u64>);
@@ -23,6 +25,14 @@ impl Counters {
         let json: Value = serde_json::from_slice(&output.stdout).context("reading the answer of rdma statistic")?;
         let counters = json[0].as_object().with_context(|| format!("rdma statistic knows no {link}: {json}"))?;
         Ok(Self(counters.iter().filter_map(|(name, value)| Some((name.clone(), value.as_u64()?))).collect()))
+    }
+
+    /// Those of every host's device, in the order of the hosts.
+    ///
+    /// # Errors
+    /// As [`Counters::read`].
+    pub fn all(fabric: &Fabric) -> Result<Vec<Self>> {
+        fabric.nodes.iter().map(|node| Self::read(&node.device)).collect()
     }
 
     /// One of them; 0 where this kernel does not count it.

@@ -3,8 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::{
-    rig,
-    run::{AgentProcess, AgentRole},
+    run::AgentProcess,
     vm::{
         Case, Counters, Fabric, Flows, JUMBO, Part, Perf, Placement, Report, Scenario, Wire, WireFlows, count, rping,
     },
@@ -34,20 +33,19 @@ struct Bench {
 impl Bench {
     fn new(mtu: u32, placement: Placement) -> Result<Self> {
         let fabric = Fabric::new(2, mtu, placement)?;
-        let agent = |node: usize| rig::agent(&fabric.nodes[node].port, AgentRole::Host, &["--ingress", "tc"]);
+        let agent = |host: usize| fabric.agent(host, &["--ingress", "tc"]);
         Ok(Self { _agents: vec![agent(CLIENT)?, agent(SERVER)?], fabric, mtu })
     }
 
     /// Runs `traffic` and compares what everybody counted of it.
     fn compare(&self, case: &mut Case, traffic: impl FnOnce(&Fabric) -> Result<()>) -> Result<()> {
         let nodes = &self.fabric.nodes;
-        let rxe = || nodes.iter().map(|node| Counters::read(&node.device)).collect::<Result<Vec<_>>>();
-        let (rxe_before, before) = (rxe()?, Flows::read(&self.fabric)?);
+        let (rxe_before, before) = (Counters::all(&self.fabric)?, Flows::read(&self.fabric)?);
         let wires = [Wire::start(&nodes[CLIENT])?, Wire::start(&nodes[SERVER])?];
         traffic(&self.fabric)?;
         let [client, server] = wires.map(Wire::finish);
         let passed = [client?, server?];
-        let (ours, rxe_after) = (Flows::read(&self.fabric)?.since(&before), rxe()?);
+        let (ours, rxe_after) = (Flows::read(&self.fabric)?.since(&before), Counters::all(&self.fabric)?);
         for (i, node) in nodes.iter().enumerate() {
             let rxe = rxe_after[i].since(&rxe_before[i]);
             let (sent, received) = (count(passed[i].sent()), count(passed[i].received()));

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::{
     lab::Traces,
     rig,
-    run::{AgentProcess, AgentRole},
+    run::AgentProcess,
     vm::{Case, Fabric, Flows, JUMBO, Part, Perf, Placement, Report, Scenario},
 };
 
@@ -42,7 +42,7 @@ fn works(case: &mut Case, fabric: &Fabric, what: &str) -> Result<()> {
 fn devices(report: &mut Report) -> Result<()> {
     let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
     let mut traces = Traces::before(&fabric.nodes[0].port)?;
-    let agent = |node: usize| rig::agent(&fabric.nodes[node].port, AgentRole::Host, &["--ingress", "xdp"]);
+    let agent = |host: usize| fabric.agent(host, &["--ingress", "xdp"]);
     let mut agents = [agent(0)?, agent(1)?];
     traces.note()?;
     let alive = |case: &mut Case, agents: &mut [AgentProcess; 2]| {

@@ -7,8 +7,7 @@ use serde_json::Value;
 
 use crate::{
     capture::Seen,
-    rig,
-    run::{AgentProcess, AgentRole},
+    run::AgentProcess,
     vm::{Case, Counters, Fabric, Flows, Header, Node, Part, Passed, Perf, Placement, Report, Scenario, Wire, load},
 };
 
@@ -127,8 +126,7 @@ impl Bench {
     fn new() -> Result<Self> {
         load(&["sch_netem"])?;
         let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
-        let agent =
-            |node: usize| rig::agent(&fabric.nodes[node].port, AgentRole::Host, &["--ingress", "tc", "--pacer", "off"]);
+        let agent = |host: usize| fabric.agent(host, &["--ingress", "tc", "--pacer", "off"]);
         Ok(Self { _agents: vec![agent(0)?, agent(1)?], fabric })
     }
 
@@ -164,15 +162,16 @@ fn dropping(report: &mut Report, kinds: &[Kind]) -> Result<()> {
 
 fn lossy(case: &mut Case, bench: &Bench, kind: Kind) -> Result<()> {
     let nodes = &bench.fabric.nodes;
-    let rxe = || nodes.iter().map(|node| Counters::read(&node.device)).collect::<Result<Vec<_>>>();
-    let (rxe_before, before, dropped_before) = (rxe()?, Flows::read(&bench.fabric)?, bench.dropped()?);
+    let (rxe_before, before, dropped_before) =
+        (Counters::all(&bench.fabric)?, Flows::read(&bench.fabric)?, bench.dropped()?);
     let wires = [Wire::start(&nodes[0])?, Wire::start(&nodes[1])?];
     Perf::new(kind.tool).args(kind.args).timeout(14).run(&bench.fabric, kind.client, 1 - kind.client)?;
     let [at_sender, at_receiver] = wires.map(Wire::finish);
     let (at_sender, at_receiver) = (at_sender?, at_receiver?);
     let ours = Flows::read(&bench.fabric)?.since(&before);
     let dropped = bench.dropped()? - dropped_before;
-    let rxe: Vec<Counters> = rxe()?.iter().zip(&rxe_before).map(|(after, before)| after.since(before)).collect();
+    let rxe: Vec<Counters> =
+        Counters::all(&bench.fabric)?.iter().zip(&rxe_before).map(|(after, before)| after.since(before)).collect();
 
     let sent: Vec<&Seen> = at_sender.sent().filter(|s| is_data(s, kind)).collect();
     let passed: Vec<&Seen> = at_receiver.received().filter(|s| is_data(s, kind)).collect();

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     capture::Seen,
     rig,
-    run::{AgentProcess, AgentRole},
+    run::AgentProcess,
     vm::{Case, Counters, Fabric, Header, JUMBO, Part, Perf, Placement, Report, Scenario, Wire, load, rping},
 };
 
@@ -32,7 +32,7 @@ const CE: u8 = 3;
 fn agent(fabric: &Fabric, node: usize, more: &[&str]) -> Result<AgentProcess> {
     let (data, cnp) = (DATA_DSCP.to_string(), CNP_DSCP.to_string());
     let args = [&["--ingress", "tc", "--pacer", "off", "--data-dscp", &data, "--cnp-dscp", &cnp], more].concat();
-    rig::agent(&fabric.nodes[node].port, AgentRole::Host, &args)
+    fabric.agent(node, &args)
 }
 
 /// Such agents on both hosts.
@@ -61,13 +61,12 @@ fn checksum_is_right(frame: &[u8]) -> bool {
 
 /// Runs traffic and returns what both hosts sent; rxe must have had no trouble with it.
 fn sent(case: &mut Case, fabric: &Fabric, traffic: impl FnOnce() -> Result<()>) -> Result<[Vec<Seen>; 2]> {
-    let rxe = || fabric.nodes.iter().map(|node| Counters::read(&node.device)).collect::<Result<Vec<_>>>();
-    let before = rxe()?;
+    let before = Counters::all(fabric)?;
     let wires = [Wire::start(&fabric.nodes[0])?, Wire::start(&fabric.nodes[1])?];
     traffic()?;
     let [first, second] = wires.map(|wire| wire.finish().map(|passed| passed.sent().cloned().collect::<Vec<_>>()));
     let sent = [first?, second?];
-    for ((node, before), after) in fabric.nodes.iter().zip(&before).zip(rxe()?) {
+    for ((node, before), after) in fabric.nodes.iter().zip(&before).zip(Counters::all(fabric)?) {
         case.equal(format_args!("{} trouble", node.device), after.since(before).trouble(), vec![]);
     }
     for (i, packets) in sent.iter().enumerate() {

@@ -14,7 +14,6 @@ use serde_json::Value;
 use crate::{
     lab::run_roce,
     rig,
-    run::AgentRole,
     vm::{Fabric, Flows, Part, Perf, Placement, Report, Scenario, Wire, count, load},
 };
 
@@ -76,7 +75,7 @@ fn tcp(report: &mut Report) -> Result<()> {
     let mut ratios = Vec::new();
     for ingress in ["tc", "xdp"] {
         report.case(format!("with us, {ingress} ingress"), |case| {
-            let agent = |node: usize| rig::agent(&fabric.nodes[node].port, AgentRole::Host, &["--ingress", ingress]);
+            let agent = |host: usize| fabric.agent(host, &["--ingress", ingress]);
             let agents = [agent(0)?, agent(1)?];
             let with = iperf(&fabric)?.max(iperf(&fabric)?);
             let (tcp, roce) = beside(&fabric)?;
@@ -116,7 +115,7 @@ fn programs(report: &mut Report) -> Result<()> {
         let order = if first { "before" } else { "behind" };
         report.case(format!("another tc program attached {order} us"), |case| {
             let mut other = Object::load_for_benchmark()?;
-            let agent = if first { None } else { Some(rig::agent(port, AgentRole::Host, &["--ingress", "tc"])?) };
+            let agent = if first { None } else { Some(fabric.agent(0, &["--ingress", "tc"])?) };
             let program = other.tc("baseline_tc_empty")?;
             // On kernels before TCX this makes a filter of clsact, as other people do.
             let _ = tc::qdisc_add_clsact(&port.name);
@@ -124,7 +123,7 @@ fn programs(report: &mut Report) -> Result<()> {
             let id = program.info()?.id();
             let agent = match agent {
                 Some(agent) => agent,
-                None => rig::agent(port, AgentRole::Host, &["--ingress", "tc"])?,
+                None => fabric.agent(0, &["--ingress", "tc"])?,
             };
             for link in links {
                 link.context("attaching the other program")?;
@@ -155,7 +154,7 @@ fn programs(report: &mut Report) -> Result<()> {
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         case.equal("the exit code of roce run beside it", refused.status.code(), Some(2));
         case.expect(said.contains("--ingress tc"), format_args!("the refusal names no way out: {said}"));
-        let agent = rig::agent(port, AgentRole::Host, &["--ingress", "tc"])?;
+        let agent = fabric.agent(0, &["--ingress", "tc"])?;
         let (before, ran) = (Flows::read(&fabric)?, runs(id)?);
         traffic()?;
         let (flows, ran) = (Flows::read(&fabric)?.since(&before), runs(id)? - ran);
