@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 
-use super::mirror::Mirror;
+use super::{dirs, mirror::Mirror};
 use crate::exec::{self, say};
 
 /// The suite that userland and qemu come from. Its C library is old enough for every kernel here.
@@ -33,7 +33,7 @@ impl Apt {
         }
         let apt = Self { dir: dir.to_owned() };
         for part in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(dir.join(part)).with_context(|| format!("making {}", dir.join(part).display()))?;
+            dirs::make(&dir.join(part))?;
         }
         let keyring = mirror.keyring.display();
         let sources: String =
@@ -107,7 +107,7 @@ impl Apt {
     /// Fetches these packages with everything that they depend on, and unpacks all into `root`.
     pub(super) fn unpack_closure(&self, packages: &[&str], root: &Path) -> anyhow::Result<()> {
         let debs = self.scratch("closure")?;
-        fs::create_dir_all(debs.join("partial")).context("making a directory for packages")?;
+        dirs::make(&debs.join("partial"))?;
         let mut get = self.command("apt-get");
         get.arg("-o").arg(format!("Dir::Cache::archives={}", debs.display()));
         self.run(get.args(["install", "--yes", "--download-only"]).args(packages))?;
@@ -117,17 +117,14 @@ impl Apt {
     /// An empty directory.
     fn scratch(&self, name: &str) -> anyhow::Result<PathBuf> {
         let dir = self.dir.join(name);
-        if dir.exists() {
-            fs::remove_dir_all(&dir).with_context(|| format!("emptying {}", dir.display()))?;
-        }
-        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        dirs::empty(&dir)?;
         Ok(dir)
     }
 }
 
 /// Unpacks every package in `debs` into `root`, and removes the packages.
 fn unpack_all(debs: &Path, root: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(root).with_context(|| format!("making {}", root.display()))?;
+    dirs::make(root)?;
     let mut count = 0;
     for entry in fs::read_dir(debs).with_context(|| format!("reading {}", debs.display()))? {
         let deb = entry?.path();
@@ -139,5 +136,5 @@ fn unpack_all(debs: &Path, root: &Path) -> anyhow::Result<()> {
     if count == 0 {
         bail!("apt has fetched no package into {}", debs.display());
     }
-    fs::remove_dir_all(debs).with_context(|| format!("removing {}", debs.display()))
+    dirs::remove(debs)
 }

@@ -1,7 +1,7 @@
 //! Our own programs for guests: linked statically, packed into an initramfs, and asked which scenarios there are.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
     process::Command,
@@ -112,14 +112,6 @@ fn scenario(json: &Value) -> Option<Scenario> {
 pub(super) fn version(release: &str) -> Option<(u64, u64)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
-/// An empty directory for what a guest leaves.
-pub(super) fn empty(dir: &Path) -> anyhow::Result<()> {
-    if dir.exists() {
-        fs::remove_dir_all(dir).with_context(|| format!("emptying {}", dir.display()))?;
-    }
-    fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use super::{apt::Apt, cpio::Archive, modules};
+use super::{apt::Apt, cpio::Archive, dirs, modules};
 use crate::exec::say;
 
 /// The series that `--all` runs. 6.1 is the oldest of Debian's archive that has what the programs call: they read packets by
@@ -54,11 +54,8 @@ impl Kernel {
         }
         say(format_args!("fetching Linux {release}"));
         let (root, ready) = (dir.join(format!(".{release}")), dir.join(release));
-        for old in [&root, &ready] {
-            if old.exists() {
-                fs::remove_dir_all(old).with_context(|| format!("removing {}", old.display()))?;
-            }
-        }
+        dirs::remove(&root)?;
+        dirs::remove(&ready)?;
         apt.unpack(&package.parts(), &root)?;
         let tree =
             modules::tree(&root, release).with_context(|| format!("{} has no modules of {release}", root.display()))?;
@@ -66,14 +63,14 @@ impl Kernel {
         let Some(image) = images.iter().find(|i| i.is_file()) else {
             bail!("the packages of Linux {release} hold no image");
         };
-        fs::create_dir_all(&ready).with_context(|| format!("making {}", ready.display()))?;
+        dirs::make(&ready)?;
         fs::copy(image, ready.join("vmlinuz")).context("copying a kernel image")?;
         let path = ready.join(format!("modules-{}.cpio", modules::VERSION));
         let unfinished = path.with_extension("part");
         let file = File::create(&unfinished).with_context(|| format!("writing {}", unfinished.display()))?;
         modules::pack(&tree, release, &mut Archive::new(BufWriter::new(file)))?;
         fs::rename(&unfinished, &path).context("renaming an initramfs")?;
-        fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))?;
+        dirs::remove(&root)?;
         Self::cached(dir, name, release).context("the kernel was fetched but is not there")
     }
 }

@@ -5,6 +5,7 @@
 
 mod apt;
 mod cpio;
+mod dirs;
 mod elf;
 mod guest;
 mod kernels;
@@ -17,7 +18,6 @@ mod schedule;
 mod userland;
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     thread,
     time::Instant,
@@ -103,7 +103,7 @@ impl Parts {
     /// Takes from the cache what is there, and fetches the rest.
     fn get(project: &Project, options: &Options) -> anyhow::Result<Self> {
         let dir = project.target.join("vm");
-        fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        dirs::make(&dir)?;
         let mut opened = false;
         // The lists of packages are fetched at most once, and not at all where everything is in the cache.
         let mut apt = || -> anyhow::Result<Apt> {
@@ -137,7 +137,7 @@ impl Lab {
             .into_iter()
             .map(|kernel| {
                 let dir = runs.join(&kernel.release);
-                fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+                dirs::make(&dir)?;
                 let initramfs = dir.join("initramfs.cpio");
                 guest.initramfs(&userland, &kernel, &initramfs)?;
                 Ok((kernel, initramfs))
@@ -195,7 +195,7 @@ impl Lab {
             return Ok(PartResult::unbooted(&part.name, Outcome::Skipped(why)));
         }
         let share = self.runs.join(&kernel.release).join(&scenario.name).join(&part.name);
-        guest::empty(&share)?;
+        dirs::empty(&share)?;
         let args = format!("roce.run={}/{}", scenario.name, part.name);
         let machine =
             Machine { cpus: part.cpus, memory_mib: part.memory_mib, ..machine(kernel, initramfs, &share, &args) };

@@ -14,7 +14,7 @@ use anyhow::{Context as _, anyhow, bail};
 use nix::sys::{signal::Signal, utsname::uname};
 use serde_json::{Value, json};
 
-use super::apt::Apt;
+use super::{apt::Apt, dirs};
 use crate::exec::{self, say};
 
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -142,7 +142,7 @@ impl Qemu {
 
     /// Boots a guest, and ends it after `limit`.
     pub(super) fn run(&self, machine: &Machine<'_>, limit: Duration) -> anyhow::Result<Ended> {
-        fs::create_dir_all(machine.share).with_context(|| format!("making {}", machine.share.display()))?;
+        dirs::make(machine.share)?;
         // The emulator appends to a file that is there.
         for file in [machine.results_file(), machine.console_file(), machine.errors_file()] {
             fs::write(&file, "").with_context(|| format!("writing {}", file.display()))?;
@@ -173,7 +173,7 @@ impl Qemu {
 
     /// Boots a guest whose console is our terminal.
     pub(super) fn shell(&self, machine: &Machine<'_>) -> anyhow::Result<u8> {
-        fs::create_dir_all(machine.share).with_context(|| format!("making {}", machine.share.display()))?;
+        dirs::make(machine.share)?;
         exec::run(&mut self.command(machine, "stdio"))
     }
 }
@@ -213,15 +213,11 @@ impl Machine<'_> {
 fn unpacked(root: &Path, refresh: bool, apt: &mut dyn FnMut() -> anyhow::Result<Apt>) -> anyhow::Result<Vec<OsString>> {
     let program = root.join("usr/bin").join(PROGRAM);
     if !program.is_file() || refresh {
-        if root.exists() {
-            fs::remove_dir_all(root).with_context(|| format!("removing {}", root.display()))?;
-        }
+        dirs::remove(root)?;
         let apt = apt()?;
         say(format_args!("{PROGRAM} is not installed: unpacking Debian's into {}", root.display()));
         let unfinished = root.with_extension("part");
-        if unfinished.exists() {
-            fs::remove_dir_all(&unfinished).with_context(|| format!("removing {}", unfinished.display()))?;
-        }
+        dirs::remove(&unfinished)?;
         apt.unpack_closure(&["qemu-system-x86", "seabios"], &unfinished)?;
         fs::rename(&unfinished, root).context("renaming the emulator's directory")?;
     }

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use super::{apt::Apt, cpio::Archive, elf::Elf};
+use super::{apt::Apt, cpio::Archive, dirs, elf::Elf};
 use crate::exec::say;
 
 /// Of the lists below: raise it when they change, and the cache is made anew.
@@ -77,9 +77,7 @@ pub(super) fn get(dir: &Path, refresh: bool, apt: &mut dyn FnMut() -> anyhow::Re
         return Ok(ready);
     }
     let root = dir.join(".userland");
-    if root.exists() {
-        fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))?;
-    }
+    dirs::remove(&root)?;
     let apt = apt()?;
     say(format_args!("fetching {}", PACKAGES.join(", ")));
     apt.unpack_closure(&PACKAGES, &root)?;
@@ -87,7 +85,7 @@ pub(super) fn get(dir: &Path, refresh: bool, apt: &mut dyn FnMut() -> anyhow::Re
     let file = File::create(&unfinished).with_context(|| format!("writing {}", unfinished.display()))?;
     pack(&root, Archive::new(BufWriter::new(file)))?;
     fs::rename(&unfinished, &ready).context("renaming an initramfs")?;
-    fs::remove_dir_all(&root).with_context(|| format!("removing {}", root.display()))?;
+    dirs::remove(&root)?;
     Ok(ready)
 }
 
