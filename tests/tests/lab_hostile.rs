@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     fs,
     net::IpAddr,
-    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -84,8 +83,8 @@ fn flood(forger: &Forger, count: u32, rate: u32, mut frame: impl FnMut(u32) -> V
     for i in 0..count {
         forger.send(&frame(i));
         let due = Duration::from_secs(1) * i / rate;
-        if i % 64 == 0 && due > begin.elapsed() {
-            thread::sleep(due - begin.elapsed());
+        if i % 64 == 0 {
+            thread::sleep(due.saturating_sub(begin.elapsed()));
         }
     }
 }
@@ -100,16 +99,14 @@ fn a_cnp_flood_from_the_peer_cuts_once_a_period_and_is_overcome() {
     const CNPS: u32 = 60_000;
     let victim = Victim::new();
     let params = Params::soft(Fabric::new(LINK, 1_098)).rp;
-    let over = AtomicBool::new(false);
     let begin = Instant::now();
     let (mut least, mut most) = (u64::MAX, 0);
     thread::scope(|s| {
-        s.spawn(|| {
+        let flood = s.spawn(|| {
             let cnp = victim.attacker.cnp(victim.qpn);
             flood(&victim.attacker, CNPS, 100_000, |_| cnp.clone());
-            over.store(true, Ordering::Relaxed);
         });
-        while !over.load(Ordering::Relaxed) {
+        while !flood.is_finished() {
             if let Some(limit) = victim.limit() {
                 (least, most) = (least.min(limit), most.max(limit));
             }
@@ -193,13 +190,12 @@ fn a_flood_of_first_sights_fills_a_table_and_starves_nobody() {
     let victim = Victim::new();
     let flows = MAX_FLOWS + 9_000;
     let before = (resident_kib(victim.agent.id()), victim.received());
-    let done = AtomicBool::new(false);
     let beats = rig::heartbeat(&victim._star.senders[0].port).unwrap();
     let cnps = Forger::new(&victim._star.receiver, IpAddr::from([10, 66, 1, 1])).unwrap();
     let refused = || victim.maps.counters(Direction::Ingress).unwrap()[Counter::FlowsRefused as usize];
     let (mut silent, mut busy) = (Duration::ZERO, Duration::ZERO);
     thread::scope(|s| {
-        s.spawn(|| {
+        let flood = s.spawn(|| {
             // Every QPN once, in an order that looks random: an odd factor permutes 2^24. A busy machine loses some.
             let mut number = 0u32;
             flood(&victim.attacker, flows, 100_000, |_| {
@@ -212,12 +208,11 @@ fn a_flood_of_first_sights_fills_a_table_and_starves_nobody() {
                     victim.attacker.write(number.wrapping_mul(0x2_4e6d) & 0xff_ffff, 1, &[0; 4])
                 });
             }
-            done.store(true, Ordering::Relaxed);
         });
         let end = Instant::now() + Duration::from_secs(6);
         let mut next = Instant::now();
         let mut last = (0, cpu_time(victim.agent.id()));
-        while Instant::now() < end || !done.load(Ordering::Relaxed) {
+        while Instant::now() < end || !flood.is_finished() {
             // What the controller is busy with, it does not say between two beats.
             let beat = beats.get(&0, 0).unwrap();
             if beat != last.0 {
