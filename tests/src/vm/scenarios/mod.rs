@@ -1,6 +1,7 @@
 //! The scenarios.
 
 mod classify;
+mod cnp;
 mod lifecycle;
 mod loss;
 mod mark;
@@ -10,7 +11,7 @@ use super::{Part, Scenario};
 
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] =
-    &[classify::SCENARIO, mark::SCENARIO, loss::SCENARIO, lifecycle::SCENARIO, neighbours::SCENARIO];
+    &[classify::SCENARIO, mark::SCENARIO, loss::SCENARIO, cnp::SCENARIO, lifecycle::SCENARIO, neighbours::SCENARIO];
 
 /// The part `scenario/part`.
 pub fn find(name: &str) -> Option<&'static Part> {
