@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
     facts::{Answer, Measured, Mix, Probe, is_timed},
-    psn::{Account, Observed, Psn, Tracker},
+    psn::{Account, Direct, MarkRange, Observed, Psn, Refusals, Tracker},
     units::{Dscp, Nanos},
     wire::{Kind, Opcode, Packet, Syndrome},
 };
@@ -123,11 +123,13 @@ pub struct Flow {
     pub probe: Probe,
     /// Of requests, on the BPF side: when the newest one to be timed passed.
     pub probed_ns: u64,
+    /// Of requests, on the BPF side: refusals that [`Flow::tracker`] has not heard of. Always none offline.
+    pub refusals: Refusals,
 }
 
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<Flow>() == 984 && align_of::<Flow>() == 8);
+    assert!(size_of::<Flow>() == 992 && align_of::<Flow>() == 8);
     assert!(
         offset_of!(Flow, lock) == 0
             && offset_of!(Flow, packets) == 8
@@ -141,16 +143,17 @@ impl Flow {
     /// Takes a packet of the flow, in the order of the tap. A CNP belongs to no flow by its addresses and is ignored.
     #[inline(always)]
     pub fn observe(&mut self, packet: &Packet, now: Nanos) -> Account {
-        let account = self.count(packet, now);
+        let account = self.count::<Direct>(packet, now);
         if !Measured::skips(packet, account) {
             self.measured.packet(packet, account);
         }
         account
     }
 
-    /// The first half of [`Flow::observe`]: everything but [`Flow::measured`]. The BPF side has the halves checked apart.
+    /// The first half of [`Flow::observe`]: everything but [`Flow::measured`]. The BPF side has the halves checked apart, and its
+    /// own `M`.
     #[inline(always)]
-    pub fn count(&mut self, packet: &Packet, now: Nanos) -> Account {
+    pub fn count<M: MarkRange>(&mut self, packet: &Packet, now: Nanos) -> Account {
         let opcode = packet.bth.opcode;
         if opcode.kind() == Kind::Cnp {
             return Account::default();
@@ -182,7 +185,7 @@ impl Flow {
             }
         }
         self.mix.packet(opcode);
-        let account = self.tracker.observe(&Observed::from(packet));
+        let account = self.tracker.observe_by::<M>(&Observed::from(packet));
         self.mix.message(opcode, account);
         account
     }
@@ -219,6 +222,12 @@ impl Flow {
                 probe
             }
         }
+    }
+
+    /// Lets the tracker hear of what has been refused. On the BPF side the next packet does; a reader does it on its copy.
+    #[inline(always)]
+    pub fn settle(&mut self) {
+        self.tracker.hear(core::mem::take(&mut self.refusals));
     }
 
     /// Closes the run that is going on: call it at the end of a capture, or on a copy for a report.

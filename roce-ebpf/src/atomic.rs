@@ -27,6 +27,16 @@ pub(crate) unsafe fn replace_u64(cell: *mut u64, old: u64, new: u64) -> bool {
     found == old
 }
 
+/// Empties a cell; returns what it held.
+///
+/// # Safety
+/// `cell` points to an aligned `u64` in a map value.
+#[inline(always)]
+pub(crate) unsafe fn take_u64(cell: *mut u64) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe { atomic_xchg::<u64, { AtomicOrdering::SeqCst }>(cell, 0) }
+}
+
 /// Takes a lock cell within a bounded number of tries; says whether it did.
 ///
 /// # Safety
@@ -52,5 +62,5 @@ pub(crate) unsafe fn try_lock(cell: *mut u64) -> bool {
 pub(crate) unsafe fn unlock(cell: *mut u64) {
     // An exchange, because BPF has no store-release.
     // SAFETY: the caller's contract.
-    let _held = unsafe { atomic_xchg::<u64, { AtomicOrdering::SeqCst }>(cell, 0) };
+    let _held = unsafe { take_u64(cell) };
 }

@@ -10,6 +10,7 @@ mod explain;
 mod gaps;
 mod observed;
 mod reads;
+mod refusals;
 mod ring;
 mod serial;
 pub mod tracker;
@@ -23,5 +24,7 @@ pub use episode::{AckTimeout, Cause, Episode, Evidence, Known, Location, Nak, Rn
 pub use explain::{Explainer, NAK_ANSWERED_WITHIN, Passing, SHORTEST_TIMEOUT, UC_REORDER_TIME};
 pub use observed::{Fate, Observed, Outcome};
 pub use reads::{ReadPlace, Reads};
+pub use refusals::Refusals;
+pub use ring::{Direct, Mark, MarkRange, Ring};
 pub use serial::Psn;
 pub use tracker::{Tracker, WINDOW};

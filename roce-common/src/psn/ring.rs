@@ -9,7 +9,7 @@ const WORDS: u32 = WINDOW / 64;
 /// 64 PSNs of a window; all zero = all passed (or never heard of).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Word {
+pub struct Word {
     /// Never passed.
     hole: u64,
     /// The newest event is "skipped": a hole, or passed once and skipped by a later run.
@@ -17,9 +17,9 @@ pub(super) struct Word {
 }
 
 /// What to make of a range of PSNs.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub(super) enum Mark {
+pub enum Mark {
     /// They passed.
     Passed = 0,
     /// They were skipped and never passed.
@@ -28,11 +28,40 @@ pub(super) enum Mark {
     SkippedAgain = 2,
 }
 
+impl Mark {
+    /// The mark of a discriminant; of any other number, [`Mark::Passed`].
+    #[inline(always)]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            1 => Self::Hole,
+            2 => Self::SkippedAgain,
+            _ => Self::Passed,
+        }
+    }
+}
+
 /// The window: one position per PSN, reused every [`WINDOW`] PSNs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Ring {
+pub struct Ring {
     words: [Word; WORDS as usize],
+}
+
+/// Who marks ranges of a ring: its own code, or a function that the BPF side calls it from and has checked apart.
+pub trait MarkRange {
+    /// [`Ring::mark_range`].
+    fn mark_range(ring: &mut Ring, start: u32, count: u32, mark: Mark) -> u32;
+}
+
+/// The ring's own code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Direct;
+
+impl MarkRange for Direct {
+    #[inline(always)]
+    fn mark_range(ring: &mut Ring, start: u32, count: u32, mark: Mark) -> u32 {
+        ring.mark_range(start, count, mark)
+    }
 }
 
 impl Ring {
@@ -49,17 +78,17 @@ impl Ring {
 
     /// Marks `count` positions from `start` (at most the whole ring); how many of them held holes.
     #[inline(always)]
-    pub(super) fn mark(&mut self, start: u32, count: u32, mark: Mark) -> u32 {
+    pub(super) fn mark<M: MarkRange>(&mut self, start: u32, count: u32, mark: Mark) -> u32 {
         if count == 1 && mark == Mark::Passed {
             return u32::from(self.pass_one(start));
         }
-        self.mark_range(start, count, mark)
+        M::mark_range(self, start, count, mark)
     }
 
-    /// [`Ring::mark`] for any range. A function of its own, and every word is visited with a mask computed without
-    /// branches: the verifier follows it once per call instead of once per way through it.
-    #[inline(never)]
-    fn mark_range(&mut self, start: u32, count: u32, mark: Mark) -> u32 {
+    /// Marks `count` positions from `start` (at most the whole ring); how many of them held holes. Every word is visited with a
+    /// mask computed without branches: the verifier follows them one by one, and would follow every way through each.
+    #[inline]
+    pub fn mark_range(&mut self, start: u32, count: u32, mark: Mark) -> u32 {
         let from = i64::from(start & (WINDOW - 1));
         let to = from + i64::from(if count > WINDOW { WINDOW } else { count });
         let hole = opaque(u64::from(mark == Mark::Hole).wrapping_neg());

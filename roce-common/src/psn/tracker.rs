@@ -13,10 +13,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{
-    Account, Fate, Observed, Outcome, Psn,
-    ring::{Mark, Ring, equal},
-};
+use super::{Account, Direct, Fate, Mark, MarkRange, Observed, Outcome, Psn, Refusals, Ring, ring::equal};
 use crate::wire::Packet;
 
 /// How many PSNs below `next` are remembered, and how far ahead a packet may be and still tell a gap.
@@ -95,6 +92,12 @@ impl Tracker {
     /// Takes a packet of the flow, in the order of the tap.
     #[inline(always)]
     pub fn observe(&mut self, p: &Observed) -> Account {
+        self.observe_by::<Direct>(p)
+    }
+
+    /// [`Tracker::observe`] with ranges of the ring marked by `M`.
+    #[inline(always)]
+    pub fn observe_by<M: MarkRange>(&mut self, p: &Observed) -> Account {
         if !p.has(Observed::COUNTED) {
             return Account::of(Outcome::NotTracked);
         }
@@ -110,12 +113,12 @@ impl Tracker {
             }
             return account;
         }
-        self.observe_other(p)
+        self.observe_other::<M>(p)
     }
 
     /// Everything but the next packet of an undisturbed flow.
     #[inline(always)]
-    fn observe_other(&mut self, p: &Observed) -> Account {
+    fn observe_other<M: MarkRange>(&mut self, p: &Observed) -> Account {
         let psn = Psn::new(p.psn);
         let first = self.state & STARTED == 0;
         if first {
@@ -125,13 +128,13 @@ impl Tracker {
         let pmtu = self.pmtu;
         let mut expired = 0;
         if self.state & READ_PENDING != 0 {
-            expired += self.explain_by_read(p);
+            expired += self.explain_by_read::<M>(p);
         }
         let span = self.span(p);
         let d = psn.diff(self.next());
         let starts = d > 0 && p.has(Observed::STARTS_ANYWHERE);
         if d < -(WINDOW as i32) || d > WINDOW as i32 && !starts {
-            return self.far(psn, span).and(Account::expiring(expired));
+            return self.far::<M>(psn, span).and(Account::expiring(expired));
         }
         self.state &= !FAR;
         self.learn_pmtu(p);
@@ -140,16 +143,16 @@ impl Tracker {
             account = Account::learning_pmtu();
         }
         if self.state & RUN != 0 {
-            account = account.and(self.go_on_or_end_run(psn, d));
+            account = account.and(self.go_on_or_end_run::<M>(psn, d));
         }
         if d < 0 {
-            return self.behind(p, span, -d as u32, expired).and(account);
+            return self.behind::<M>(p, span, -d as u32, expired).and(account);
         }
         self.state &= !READ_PENDING;
         if d > 0 {
-            expired += self.advance(d as u32, if starts { Mark::Passed } else { Mark::Hole });
+            expired += self.advance::<M>(d as u32, if starts { Mark::Passed } else { Mark::Hole });
         }
-        expired += self.advance(span, Mark::Passed);
+        expired += self.advance::<M>(span, Mark::Passed);
         self.note_pending_read(p);
         account = account.and(Account::expiring(expired));
         let outcome = if first {
@@ -165,7 +168,7 @@ impl Tracker {
 
     /// A packet `back` PSNs behind `next`, in the window: it starts a run or goes on with the current one.
     #[inline(always)]
-    fn behind(&mut self, p: &Observed, span: u32, back: u32, mut expired: u32) -> Account {
+    fn behind<M: MarkRange>(&mut self, p: &Observed, span: u32, back: u32, mut expired: u32) -> Account {
         let mut account = Account::default();
         let starts = self.state & RUN == 0;
         if starts {
@@ -187,7 +190,7 @@ impl Tracker {
                 self.state |= RUN_ASKED_FOR;
             }
         }
-        let filled = self.ring.mark(p.psn, inside, Mark::Passed);
+        let filled = self.ring.mark::<M>(p.psn, inside, Mark::Passed);
         self.run_packets += 1;
         self.run_filled += filled;
         if filled == 0 {
@@ -200,7 +203,7 @@ impl Tracker {
             account = account.and(if starts { Account::own(ended) } else { ended });
             if span > back {
                 self.state &= !READ_PENDING;
-                expired += self.advance(span - back, Mark::Passed);
+                expired += self.advance::<M>(span - back, Mark::Passed);
             }
         }
         let outcome = if filled == 0 { Outcome::Duplicate } else { Outcome::Filled(filled) };
@@ -209,7 +212,7 @@ impl Tracker {
 
     /// A packet at `d` from `next` during a run: inside it, or its end.
     #[inline(always)]
-    fn go_on_or_end_run(&mut self, psn: Psn, d: i32) -> Account {
+    fn go_on_or_end_run<M: MarkRange>(&mut self, psn: Psn, d: i32) -> Account {
         let cursor = Psn::new(self.run_cursor);
         let ahead = psn.diff(cursor);
         let goes_on = d < 0 && ahead >= 0;
@@ -226,7 +229,7 @@ impl Tracker {
         }
         if skipped != 0 {
             self.run_skipped += skipped;
-            self.ring.mark(self.run_cursor, skipped, Mark::SkippedAgain);
+            self.ring.mark::<M>(self.run_cursor, skipped, Mark::SkippedAgain);
         }
         if goes_on { Account::default() } else { self.end_run() }
     }
@@ -262,7 +265,7 @@ impl Tracker {
 
     /// A packet beyond the window. One moves nothing: it may be forged, or damaged where no ICRC is checked.
     #[inline(always)]
-    fn far(&mut self, psn: Psn, span: u32) -> Account {
+    fn far<M: MarkRange>(&mut self, psn: Psn, span: u32) -> Account {
         let ahead = psn.diff(Psn::new(self.far_next));
         if self.state & FAR != 0 && ahead >= 0 && ahead <= WINDOW as i32 {
             self.far_packets += 1;
@@ -277,7 +280,7 @@ impl Tracker {
         }
         let ended = self.end_run();
         // The old place's holes are out of the window now.
-        let holes = self.ring.mark(0, WINDOW, Mark::Passed);
+        let holes = self.ring.mark::<M>(0, WINDOW, Mark::Passed);
         self.lost += u64::from(holes);
         self.discontinuities += 1;
         self.state = STARTED;
@@ -291,8 +294,8 @@ impl Tracker {
     /// Moves `next` by `count` (at least 1) PSNs, which passed or are holes. Holes that leave the window are lost;
     /// returns how many.
     #[inline(always)]
-    fn advance(&mut self, count: u32, mark: Mark) -> u32 {
-        let holes = self.ring.mark(self.next, count, mark);
+    fn advance<M: MarkRange>(&mut self, count: u32, mark: Mark) -> u32 {
+        let holes = self.ring.mark::<M>(self.next, count, mark);
         self.lost += u64::from(holes);
         self.next = self.next.wrapping_add(count) & 0xff_ffff;
         let room = WINDOW.saturating_sub(self.known);
@@ -345,7 +348,7 @@ impl Tracker {
     /// explained if the READ would end just there under some PMTU, and teaches it if there is only one. Returns the holes
     /// that left the window.
     #[inline(always)]
-    fn explain_by_read(&mut self, p: &Observed) -> u32 {
+    fn explain_by_read<M: MarkRange>(&mut self, p: &Observed) -> u32 {
         if Psn::new(p.psn).diff(self.next()) < 0 {
             return 0;
         }
@@ -375,7 +378,7 @@ impl Tracker {
         }
         self.state &= !READ_PENDING;
         let rest = self.read_psn.wrapping_add(span).wrapping_sub(self.next) & 0xff_ffff;
-        if rest == 0 { 0 } else { self.advance(rest, Mark::Passed) }
+        if rest == 0 { 0 } else { self.advance::<M>(rest, Mark::Passed) }
     }
 
     /// A sequence NAK of the opposite direction names `psn` of this flow; what had become of it at this tap.
@@ -384,16 +387,45 @@ impl Tracker {
         if !self.in_window(psn) {
             return Fate::Unknown;
         }
-        if self.notes & NAK_NOTED != 0 && self.nak_psn == psn.get() {
-            return Fate::Told;
-        }
-        self.notes |= NAK_NOTED;
-        self.nak_psn = psn.get();
-        let fate = self.fate(psn);
-        if fate as u32 == Fate::Passed as u32 {
-            self.lost_after_tap += 1;
-        }
+        let none = Refusals::default();
+        let fate = self.nak_fate(psn, none);
+        self.hear(none.and_nak(psn, fate));
         fate
+    }
+
+    /// An RNR NAK of the opposite direction refuses `psn` of this flow: a run that starts there is its retry. Whether
+    /// the PSN is one this tap has seen.
+    #[inline(always)]
+    pub fn note_rnr_nak(&mut self, psn: Psn) -> bool {
+        let known = self.in_window(psn);
+        if known {
+            self.hear(Refusals::default().and_rnr(psn));
+        }
+        known
+    }
+
+    /// What had become of `psn`, one of the window, when a sequence NAK names it; the flow is yet to hear of `pending`.
+    #[inline(always)]
+    pub fn nak_fate(&self, psn: Psn, pending: Refusals) -> Fate {
+        let told = match pending.nak() {
+            Some(nak) => nak.get() == psn.get(),
+            None => self.notes & NAK_NOTED != 0 && self.nak_psn == psn.get(),
+        };
+        if told { Fate::Told } else { self.fate(psn) }
+    }
+
+    /// The opposite direction has refused PSNs of this flow since its newest packet.
+    #[inline(always)]
+    pub fn hear(&mut self, refusals: Refusals) {
+        if let Some(nak) = refusals.nak() {
+            self.notes |= NAK_NOTED;
+            self.nak_psn = nak.get();
+        }
+        if let Some(rnr) = refusals.rnr() {
+            self.notes |= RNR_NOTED;
+            self.rnr_psn = rnr.get();
+        }
+        self.lost_after_tap += refusals.lost_after_tap();
     }
 
     /// The newest that happened to `psn` here: [`Fate::Passed`], [`Fate::Skipped`] or, outside what is remembered,
@@ -426,18 +458,6 @@ impl Tracker {
             self.pmtu = bytes;
             self.pmtu_shift = shift;
         }
-    }
-
-    /// An RNR NAK of the opposite direction refuses `psn` of this flow: a run that starts there is its retry. Whether
-    /// the PSN is one this tap has seen.
-    #[inline(always)]
-    pub fn note_rnr_nak(&mut self, psn: Psn) -> bool {
-        let known = self.in_window(psn);
-        if known {
-            self.notes |= RNR_NOTED;
-            self.rnr_psn = psn.get();
-        }
-        known
     }
 
     /// How many PSNs `packet` takes by what is known now; `None` for a READ request under an unknown path MTU.

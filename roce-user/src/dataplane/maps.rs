@@ -377,7 +377,12 @@ fn forget(flows: &mut Hash<FlowKey, Flow>, times: &mut Hash<FlowKey, RoundTrips>
 }
 
 fn all_flows(map: &Hash<FlowKey, Flow>) -> Vec<(FlowKey, Flow)> {
-    map.iter().flatten().map(|(k, v)| (k.0, v.0)).collect()
+    let settled = |(key, flow): (Abi<FlowKey>, Abi<Flow>)| {
+        let (key, mut flow) = (key.0, flow.0);
+        flow.settle();
+        (key, flow)
+    };
+    map.iter().flatten().map(settled).collect()
 }
 
 fn pinned(pins: &Pins, name: &str) -> Result<Map> {
