@@ -14,7 +14,7 @@ use roce_tests::{
     endpoint::{
         Clock, Connection, Host, HostStats, Message, Op, QpHandle, Rnr, SLOT, Traffic, ack_timeout, connect, loss,
     },
-    lab::{Bottleneck, HostPort, LEAF, Pair, QueueReader, Sampler, Star, mtu_for, shape, transit},
+    lab::{Bottleneck, HostPort, LEAF, Pair, QueueReader, Sampler, Star, Watch, mtu_for, shape, transit},
     needs_root,
     replay::{self, Macs, Pace},
 };
@@ -156,6 +156,23 @@ fn an_incast_overflows_a_short_queue_and_everything_arrives_in_the_end() {
 #[test]
 fn senders_held_to_their_share_lose_nothing_at_the_switch() {
     needs_root!();
+    // The queue lasts 5.5 ms: a port whose CPU the machine takes away for about as long drops, whatever the senders do.
+    const LONGEST: Duration = Duration::from_millis(2);
+    const TRIES: u32 = 5;
+    for left in (0..TRIES).rev() {
+        let watch = Watch::start();
+        let drops = hold_senders_to_their_share();
+        let pause = watch.longest_pause();
+        match drops {
+            Ok(()) => return,
+            Err(lost) if left > 0 && pause > LONGEST => eprintln!("again: {lost}, with a CPU away for {pause:?}"),
+            Err(lost) => panic!("{lost}, and no CPU was away for longer than {pause:?}"),
+        }
+    }
+}
+
+/// Checks all but the drops; tells of those.
+fn hold_senders_to_their_share() -> Result<(), String> {
     let star = Star::new(4, 1500, Some(Bottleneck { bits_per_sec: 100_000_000, queue: 64 })).unwrap();
     for sender in &star.senders {
         shape(&sender.port, Bottleneck { bits_per_sec: 24_000_000, queue: 1000 }).unwrap();
@@ -182,12 +199,15 @@ fn senders_held_to_their_share_lose_nothing_at_the_switch() {
     let port = &star.receiver_port;
     let drops = port.ns.run(|| QueueReader::open(port.index, LEAF)?.read()).unwrap().drops;
     println!("{rates:.0?}, Jain {:.5}", jain(rates.iter().copied()));
+    if drops != 0 {
+        return Err(format!("the switch dropped {drops} packets"));
+    }
     for (a, b) in &handles {
         assert_no_repeats(&[a, b]);
     }
-    assert_eq!(drops, 0);
     assert!(rates.iter().sum::<f64>() > 0.94 * 96e6 * 1024.0 / 1082.25, "{rates:?}");
     assert!(jain(rates.iter().copied()) > 0.999);
+    Ok(())
 }
 
 #[test]

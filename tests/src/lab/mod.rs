@@ -10,6 +10,7 @@ pub mod signals;
 mod tap;
 mod topology;
 mod traces;
+mod watch;
 
 pub use frames::Route;
 pub use link::{Port, connect, format_mac, interface_index, offloads_off, wait_up};
@@ -18,3 +19,4 @@ pub use qdisc::{QueueReader, QueueStats, QueueSummary, Sampler};
 pub use tap::{Place, Tap};
 pub use topology::{Bottleneck, HostPort, LEAF, Pair, Star, mtu_for, shape, transit};
 pub use traces::{Traces, roce, run_roce};
+pub use watch::Watch;
