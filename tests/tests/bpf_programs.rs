@@ -583,7 +583,7 @@ fn naks_keep_no_request_from_being_counted() {
     let (requests, answers) = (flow(Space::Request), flow(Space::Response));
     assert_eq!((requests.packets, answers.packets), (u64::from(EACH) + 1, u64::from(EACH)));
     // Each packet takes back what the NAKs before it named: one loss for each at most, however many NAKs there were.
-    let lost = u64::from(Counters::of(&requests).lost_after_tap);
+    let lost = Counters::of(&requests).lost_after_tap;
     assert!((1..=u64::from(EACH) + 1).contains(&lost), "{lost}");
 }
 
