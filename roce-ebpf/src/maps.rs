@@ -7,9 +7,9 @@ use aya_ebpf::{
 use roce_common::{
     abi::{
         CAPTURE_RING_BYTES, CNP_RING_BYTES, CP_CLASSES as MAX_CP_CLASSES, CnpCount, CnpJob, Config, Counters, CpClass,
-        CpStats, EventBudget, FlowKey, MAX_CNPS, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS, MAX_RATES, MAX_ROUND_TRIPS,
-        PaceCell, PairKey, PairValue, PeerQp, RateValue, START_CLASSES as MAX_START_CLASSES, TELEMETRY_RING_BYTES,
-        VirtualQueue,
+        CpStats, EventBudget, FlowKey, MAX_CNPS, MAX_FLOWS, MAX_LOCAL_ADDRS, MAX_PAIRS, MAX_PATH_MTUS, MAX_RATES,
+        MAX_ROUND_TRIPS, PaceCell, PairKey, PairValue, PeerQp, RateValue, START_CLASSES as MAX_START_CLASSES,
+        TELEMETRY_RING_BYTES, VirtualQueue,
     },
     facts::RoundTrips,
     flow::Flow,
@@ -43,6 +43,9 @@ pub(crate) static ROUND_TRIPS: HashMap<FlowKey, RoundTrips> = HashMap::with_max_
 pub(crate) static CNPS: HashMap<FlowKey, CnpCount> = HashMap::with_max_entries(MAX_CNPS, NO_PREALLOC);
 #[map]
 pub(crate) static PAIRS: HashMap<PairKey, PairValue> = HashMap::with_max_entries(MAX_PAIRS, NO_PREALLOC);
+/// Path MTUs that connections were made with, in bytes; by whom their packets go to.
+#[map]
+pub(crate) static PATH_MTUS: HashMap<PairKey, u32> = HashMap::with_max_entries(MAX_PATH_MTUS, NO_PREALLOC);
 #[map]
 pub(crate) static RATES: HashMap<PeerQp, RateValue> = HashMap::with_max_entries(MAX_RATES, NO_PREALLOC);
 #[map]

@@ -14,7 +14,7 @@ use crate::{
     atomic,
     count::Tally,
     event::{self, What},
-    maps::{CNPS, FLOWS, NEW_FLOW, NEW_ROUND_TRIPS, PAIRS, ROUND_TRIPS},
+    maps::{CNPS, FLOWS, NEW_FLOW, NEW_ROUND_TRIPS, PAIRS, PATH_MTUS, ROUND_TRIPS},
 };
 
 /// `BPF_NOEXIST`: another CPU may have inserted the flow meanwhile.
@@ -149,8 +149,8 @@ fn partner(tap: Tap, packet: &Packet, space: Space) -> Option<(*mut Flow, Qpn)> 
     Some((FLOWS.get_ptr_mut(&key)?, sender))
 }
 
-/// Before a READ, or the packet behind one, under a path MTU that `flow` has not shown: the answers may have shown it. Called
-/// under the flow's lock. A global function, as [`roce_flow_observe`], and for the same reason.
+/// Before a READ, or the packet behind one, under a path MTU that `flow` has not shown: the answers may have shown it, or the
+/// connection's management told it. Called under the flow's lock. A global function, as [`roce_flow_observe`], and for the same reason.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn roce_learn_pmtu(tap: u32, packet: *const Packet, flow: *mut Flow) -> u64 {
@@ -159,6 +159,10 @@ pub(crate) extern "C" fn roce_learn_pmtu(tap: u32, packet: *const Packet, flow: 
     if let Some((answers, _)) = answers_to(Tap::from_number(tap), packet) {
         // SAFETY: a live map value, and an aligned number in it.
         flow.tracker.teach_pmtu(unsafe { (&raw const (*answers).tracker.pmtu).read_volatile() });
+    }
+    if let Some(bytes) = PATH_MTUS.get_ptr(&PairKey::new(packet.src, packet.dst, packet.bth.dest_qp)) {
+        // SAFETY: an aligned number of a live map value.
+        flow.tracker.teach_pmtu(unsafe { bytes.read_volatile() });
     }
     0
 }

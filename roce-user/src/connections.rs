@@ -1,6 +1,6 @@
 //! Connections as their management makes them: who is paired with whom, what they agreed on, and which never came to be.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use roce_common::{
     abi::{FlowKey, Space, Tap},
@@ -80,11 +80,14 @@ impl Terms {
     }
 }
 
+/// Packets of a connection one way: tap, source, destination, destination QPN.
+type Direction = (Tap, Addr, Addr, Qpn);
+
 /// A connection that was just made, or made again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Made {
     /// Where, and from whom to whom each direction goes.
-    pub(crate) directions: [(Tap, Addr, Addr, Qpn); 2],
+    pub(crate) directions: [Direction; 2],
 }
 
 /// All connections of a capture.
@@ -93,7 +96,9 @@ pub(crate) struct Connections {
     asked: HashMap<Key, Asked>,
     /// Answers since room was last made: without one, none can be made, and a flood must not make us look every time.
     answers: u64,
-    terms: HashMap<(Tap, Addr, Addr, Qpn), Terms>,
+    terms: HashMap<Direction, Terms>,
+    /// Their keys, the oldest first: where there are more it goes.
+    oldest: VecDeque<Direction>,
 }
 
 impl Connections {
@@ -130,19 +135,17 @@ impl Connections {
                 let there = (tap, requester, responder, reply.qpn);
                 let back = (tap, responder, requester, request.qpn);
                 let Request { pmtu, ack_timeout, retries, .. } = request;
-                if self.terms.len() + 2 <= 2 * MOST || self.terms.contains_key(&there) {
-                    // The REQ asks for retries of both sides, and each side says how often its peer may come after RNR NAKs.
-                    let terms = |sender, starting_psn, rnr_retries| Terms {
-                        sender,
-                        starting_psn,
-                        pmtu,
-                        ack_timeout,
-                        retries,
-                        rnr_retries,
-                    };
-                    self.terms.insert(there, terms(request.qpn, request.starting_psn, reply.rnr_retries));
-                    self.terms.insert(back, terms(reply.qpn, reply.starting_psn, request.rnr_retries));
-                }
+                // The REQ asks for retries of both sides, and each side says how often its peer may come after RNR NAKs.
+                let terms = |sender, starting_psn, rnr_retries| Terms {
+                    sender,
+                    starting_psn,
+                    pmtu,
+                    ack_timeout,
+                    retries,
+                    rnr_retries,
+                };
+                self.agree(there, terms(request.qpn, request.starting_psn, reply.rnr_retries));
+                self.agree(back, terms(reply.qpn, reply.starting_psn, request.rnr_retries));
                 Some(Made { directions: [there, back] })
             }
             Message::Reject(reason) => {
@@ -166,6 +169,17 @@ impl Connections {
         }
     }
 
+    fn agree(&mut self, direction: Direction, terms: Terms) {
+        if self.terms.insert(direction, terms).is_none() {
+            self.oldest.push_back(direction);
+            if self.oldest.len() > 2 * MOST
+                && let Some(oldest) = self.oldest.pop_front()
+            {
+                self.terms.remove(&oldest);
+            }
+        }
+    }
+
     fn make_room(&mut self) {
         if self.asked.len() >= MOST && self.answers > 0 {
             self.answers = 0;
@@ -176,6 +190,12 @@ impl Connections {
     /// What is known of the packets of a flow.
     pub(crate) fn terms(&self, key: &FlowKey) -> Option<Terms> {
         self.terms.get(&(key.tap, key.src, key.dst, key.dest_qp())).copied()
+    }
+
+    /// Both ways of the connection whose end is asked for by a message from `src` to queue pair `qpn` of `dst`.
+    pub(crate) fn ending(&self, (tap, src, dst): (Tap, Addr, Addr), qpn: Qpn) -> Option<[Direction; 2]> {
+        let there = (tap, src, dst, qpn);
+        Some([there, (tap, dst, src, self.terms.get(&there)?.sender)])
     }
 
     /// The end of the capture: what was asked for and neither granted nor refused.
@@ -365,6 +385,22 @@ mod tests {
         b.send(B, (0, 77), Message::Reject(8));
         assert_eq!(b.findings.log()[0].evidence.what, "REJ: invalid service ID, nobody listens (8)");
         assert_eq!(b.counts(), (0, 2));
+    }
+
+    #[test]
+    fn the_terms_of_new_connections_are_known_after_ever_so_many() {
+        let mut b = Bench::default();
+        for id in 1..=40_000 {
+            b.send(A, (id, 0), request(id));
+            b.send(B, (id, id), reply(id));
+        }
+        assert_eq!((b.connections.terms.len(), b.connections.oldest.len()), (2 * MOST, 2 * MOST));
+        let terms = |qpn| b.connections.terms(&FlowKey::new(TAP, A, B, Qpn::new(qpn), Space::Request));
+        assert!(terms(40_000).is_some() && terms(1).is_none());
+        // Whoever ends it, both ways are found.
+        let ways = [(TAP, A, B, Qpn::new(40_000)), (TAP, B, A, Qpn::new(40_000))];
+        assert_eq!(b.connections.ending((TAP, A, B), Qpn::new(40_000)), Some(ways));
+        assert_eq!(b.connections.ending((TAP, A, B), Qpn::new(1)), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod dialogue;
 pub mod endpoint;
 pub mod forge;
 pub mod lab;
+pub mod management;
 pub mod oracle;
 pub mod progtest;
 pub mod replay;

@@ -74,6 +74,42 @@ pub fn tshark_agrees(seen: &[Seen], dir: &Path) -> Result<Option<usize>> {
     Ok(Some(seen.len()))
 }
 
+/// What tshark reads in the messages of connection management among packets: the fields of [`CM_FIELDS`], of each message.
+/// `None` without tshark.
+///
+/// # Errors
+/// When it cannot read the file.
+pub fn tshark_management(seen: &[Seen], dir: &Path) -> Result<Option<Vec<Vec<Option<u32>>>>> {
+    let path = dir.join("seen.pcap");
+    save(seen, &path)?;
+    let mut command = Command::new("tshark");
+    command.args(["-n", "-T", "fields", "-E", "separator=;", "-Y", "infiniband.mad.mgmtclass==7", "-r"]).arg(&path);
+    for field in CM_FIELDS {
+        command.args(["-e", field]);
+    }
+    let Some(output) = tool(&mut command)? else { return Ok(None) };
+    if !output.status.success() {
+        bail!("tshark: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let text = String::from_utf8(output.stdout)?;
+    Ok(Some(text.lines().map(|line| line.split(';').map(number).collect()).collect()))
+}
+
+/// The fields of a REQ, then those of a REP, a REJ and a DREQ; the path MTU is its code, 1 to 5.
+pub const CM_FIELDS: [&str; 11] = [
+    "infiniband.cm.req.localqpn",
+    "infiniband.cm.req.startpsn",
+    "infiniband.cm.req.pppmtu",
+    "infiniband.cm.req.prim_localacktout",
+    "infiniband.cm.req.retrcount",
+    "infiniband.cm.req.rnrretrcount",
+    "infiniband.cm.rep.localqpn",
+    "infiniband.cm.rep.startpsn",
+    "infiniband.cm.rep.rnrretrcount",
+    "infiniband.cm.rej.reason",
+    "infiniband.cm.req.remoteqpneecn",
+];
+
 /// A field as tshark prints it: decimal or hexadecimal.
 fn number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {

@@ -7,6 +7,7 @@ use aya::maps::{MapData, RingBuf};
 use roce_common::{
     abi::{Answered, CaptureHead, Direction, Event, EventKind, Flags, MadEvent, Role, Tap},
     facts::SILENCE,
+    flow::Flow,
     psn::{Fate, Psn, ReadPlace},
     units::Qpn,
     wire::{Bth, Deth, IpVersion, Opcode, Verdict, cm, emit, parse},
@@ -50,8 +51,19 @@ impl Bench {
 
     /// A READ request for so many PSNs.
     fn read(&mut self, psn: u32, psns: u32) {
+        self.pass_read(psn, psns * 256);
+    }
+
+    /// A READ request for so many bytes.
+    fn pass_read(&mut self, psn: u32, bytes: u32) {
         let (opcode, psn) = (Opcode::READ_REQUEST, Psn::new(psn));
-        self.pass(Passed { from: End::Requester, opcode, psn, payload: 0, dma_len: psns * 256, syndrome: 0 });
+        self.pass(Passed { from: End::Requester, opcode, psn, payload: 0, dma_len: bytes, syndrome: 0 });
+    }
+
+    /// The flow of the requests.
+    fn requests(&self) -> Flow {
+        let key = self.wire.key(TAP, End::Requester);
+        self.p.maps.flows().into_iter().find(|(k, _)| *k == key).expect("the flow").1
     }
 
     fn answer(&mut self, opcode: Opcode, psn: u32, syndrome: u8) {
@@ -251,10 +263,41 @@ fn a_path_mtu_that_answers_have_shown_is_known_to_the_requests() {
     b.read(2, 600);
     b.read(602, 1);
     b.read(610, 1);
-    let key = b.wire.key(TAP, End::Requester);
-    let flows = b.p.maps.flows();
-    let (_, flow) = flows.iter().find(|(k, _)| *k == key).expect("the flow");
-    assert_eq!((flow.tracker.pmtu, flow.tracker.missing_psns), (256, 7));
+    let requests = b.requests();
+    assert_eq!((requests.tracker.pmtu, requests.tracker.missing_psns), (256, 7));
+}
+
+#[test]
+fn a_path_mtu_that_management_told_is_known_to_requests_until_the_end() {
+    let mut b = Bench::new();
+    let (key, _) = b.wire.pair(End::Requester);
+    b.p.maps.set_path_mtu(key, Some(512)).expect("a path MTU");
+    // 300 PSNs of 512 bytes. Without it, the next READ could stand behind 38 of 4,096, and the jump to it would be a gap.
+    b.pass_read(0, 300 * 512);
+    b.pass_read(303, 512);
+    assert_eq!(b.p.maps.path_mtu(key), Some(512));
+    let requests = b.requests();
+    assert_eq!((requests.tracker.pmtu, requests.tracker.missing_psns), (512, 3));
+    // Told while the READ waits for an explanation, it still is one.
+    let mut b = Bench::new();
+    let (key, _) = b.wire.pair(End::Requester);
+    b.pass_read(0, 300 * 512);
+    b.p.maps.set_path_mtu(key, Some(512)).expect("a path MTU");
+    b.pass_read(303, 512);
+    let requests = b.requests();
+    assert_eq!((requests.tracker.pmtu, requests.tracker.missing_psns), (512, 3));
+    // What answers have shown is nearer.
+    let mut b = Bench::new();
+    let (key, _) = b.wire.pair(End::Requester);
+    b.p.maps.set_path_mtu(key, Some(512)).expect("a path MTU");
+    b.answer(Opcode::READ_RESPONSE_FIRST, 0, 0x1f);
+    b.read(1, 300);
+    b.read(301, 1);
+    let requests = b.requests();
+    assert_eq!((requests.tracker.pmtu, requests.tracker.missing_psns), (256, 0));
+    b.p.maps.set_path_mtu(key, None).expect("forgotten");
+    b.p.maps.set_path_mtu(key, None).expect("forgotten twice");
+    assert_eq!(b.p.maps.path_mtu(key), None);
 }
 
 #[test]

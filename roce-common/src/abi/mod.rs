@@ -32,6 +32,8 @@ pub const MAX_CNPS: u32 = 16_384;
 pub const MAX_RATES: u32 = 131_072;
 /// Most entries of PAIRS: two for each pair of queue pairs.
 pub const MAX_PAIRS: u32 = 262_144;
+/// Most entries of PATH_MTUS: two for each connection whose management was seen.
+pub const MAX_PATH_MTUS: u32 = 32_768;
 /// Most local addresses of one interface's host.
 pub const MAX_LOCAL_ADDRS: u32 = 1_024;
 /// Classes of a congestion point, the port itself among them.

@@ -19,6 +19,7 @@ mod controller;
 mod open;
 mod packets;
 mod partners;
+mod path_mtus;
 mod publish;
 mod queue_pairs;
 mod reaction;

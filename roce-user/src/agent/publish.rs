@@ -9,7 +9,7 @@ use roce_common::{
     units::{Qpn, Rate},
 };
 
-use super::{monotonic, story::Story};
+use super::{monotonic, path_mtus::PathMtu, story::Story};
 use crate::{
     capture::Triggers,
     control::Command,
@@ -107,9 +107,9 @@ impl Publisher {
         shown
     }
 
-    /// A message of connection management.
-    pub(super) fn management(&mut self, message: &MadEvent) {
-        self.story.management(message);
+    /// A message of connection management. Hands back what the maps are to be told.
+    pub(super) fn management(&mut self, message: &MadEvent) -> Vec<PathMtu> {
+        self.story.management(message)
     }
 
     /// A second has passed: `flows` are those that there are. Hands back as above.

@@ -18,6 +18,7 @@ use tokio::{
 use super::{
     Agent, News, Order, Output, Running, monotonic,
     open::{Logger, local_addresses},
+    path_mtus::PathMtu,
     queue_pairs,
     report::REPORTED_FLOWS,
 };
@@ -131,7 +132,11 @@ impl Agent {
                             output.borrow_mut().event(&self.plan.link.name, &record)?;
                         }
                     }
-                    Some(News::Management(message)) => self.publisher.management(&message),
+                    Some(News::Management(message)) => {
+                        for PathMtu { key, bytes } in self.publisher.management(&message) {
+                            self.attachment.maps.set_path_mtu(key, bytes)?;
+                        }
+                    }
                     Some(News::Rate(change)) => self.publisher.rate(&change),
                     Some(News::AskKernel) => {
                         question.get_or_insert_with(|| task::spawn_blocking(queue_pairs::ask));

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use roce_common::{
-    abi::{Answered, Direction, Event, EventKind, FlowKey, MadEvent, Space, Tap},
+    abi::{Answered, Direction, Event, EventKind, FlowKey, MadEvent, PairKey, Space, Tap},
     facts::{Recovery, Spread},
     flow::Flow,
     psn::{Account, Episode, Explainer, Fate, Outcome, Passing, Psn, ReadPlace, Tally},
@@ -15,6 +15,7 @@ use roce_common::{
     wire::{Aeth, Kind, Opcode, Syndrome, cm},
 };
 
+use super::path_mtus::{PathMtu, PathMtus};
 use crate::{
     connections::{Connections, Mark, Terms},
     export::story::{FlowStory, StoryReport},
@@ -66,16 +67,21 @@ pub(super) struct Story {
     flows: HashMap<FlowKey, Told>,
     findings: Findings,
     connections: Connections,
+    path_mtus: PathMtus,
 }
 
 impl Story {
-    /// Takes a message of connection management.
-    pub(super) fn management(&mut self, message: &MadEvent) {
+    /// Takes a message of connection management; returns what the maps are to be told.
+    pub(super) fn management(&mut self, message: &MadEvent) -> Vec<PathMtu> {
         let event = &message.event;
-        let Some(mad) = cm::read(&message.mad[..], 0) else { return };
+        let Some(mad) = cm::read(&message.mad[..], 0) else { return Vec::new() };
         let mark = Mark { frame: None, time: Nanos(event.time_ns) };
         let path = (interface(event.tap), event.src, event.dst);
-        let Some(made) = self.connections.message(path, &mad, mark, &mut self.findings) else { return };
+        if let cm::Message::Disconnect(qpn) = mad.message {
+            let ended = self.connections.ending(path, qpn).into_iter().flatten();
+            return ended.filter_map(|(_, src, dst, qpn)| self.path_mtus.forget(PairKey::new(src, dst, qpn))).collect();
+        }
+        let Some(made) = self.connections.message(path, &mad, mark, &mut self.findings) else { return Vec::new() };
         // Flows of these queue pairs may be there already: numbers are used again.
         for key in made.request_flows() {
             for tap in [key.tap, key.tap.opposite()] {
@@ -86,6 +92,13 @@ impl Story {
                 }
             }
         }
+        let mut changes = Vec::new();
+        for (key, (_, src, dst, qpn)) in made.request_flows().iter().zip(made.directions) {
+            if let Some(terms) = self.connections.terms(key).filter(|terms| terms.pmtu != 0) {
+                changes.extend(self.path_mtus.learn(PairKey::new(src, dst, qpn), terms.pmtu));
+            }
+        }
+        changes
     }
 
     /// Takes an event; `tell` hears the episodes that it ends.
@@ -406,8 +419,11 @@ mod tests {
         let mut story = Story::default();
         // QP 99, PSN 5, PMTU 1024, timeout 2^14; answered by QP 17. Another one nobody answers.
         let request = [(34, 99), (46, 5), (50, 0x30), (95, 14 << 3), (43, 0x18), (47, 6)];
-        story.management(&management(A, 0x10, (1, 0), &request));
-        story.management(&management(B, 0x13, (2, 1), &[(14, 17), (22, 9), (27, 0x60)]));
+        assert_eq!(story.management(&management(A, 0x10, (1, 0), &request)), []);
+        let reply = management(B, 0x13, (2, 1), &[(14, 17), (22, 9), (27, 0x60)]);
+        let ways = [PairKey::new(A, B, Qpn::new(17)), PairKey::new(B, A, Qpn::new(99))];
+        assert_eq!(story.management(&reply), ways.map(|key| PathMtu { key, bytes: Some(1_024) }));
+        assert_eq!(story.management(&reply), [], "it came again");
         story.management(&management(A, 0x10, (3, 0), &request));
         let there = FlowKey::new(OUT, A, B, Qpn::new(17), Space::Request);
         let back = FlowKey::new(OUT.opposite(), B, A, Qpn::new(99), Space::Request);
@@ -425,6 +441,9 @@ mod tests {
         );
         // The explainer knows the timeout: 10 ms of silence are none, 67 ms are.
         assert_eq!(story.flows[&there].explainer.ack_timeout().map(|t| t.exponent), Some(14));
+        // The one who was asked ends it.
+        let end = management(B, 0x15, (2, 1), &[(10, 99)]);
+        assert_eq!(story.management(&end), [ways[1], ways[0]].map(|key| PathMtu { key, bytes: None }));
     }
 
     #[test]

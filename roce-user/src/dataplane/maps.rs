@@ -45,6 +45,7 @@ pub struct Maps {
     round_trips: Hash<FlowKey, RoundTrips>,
     cnps: Hash<FlowKey, CnpCount>,
     pairs: Hash<PairKey, PairValue>,
+    path_mtus: Hash<PairKey, u32>,
     rates: Hash<PeerQp, RateValue>,
     pace: Hash<PeerQp, PaceCell>,
     start_classes: Queue<MapData, u32>,
@@ -81,6 +82,7 @@ impl Maps {
             round_trips: typed("ROUND_TRIPS", map("ROUND_TRIPS")?)?,
             cnps: typed("CNPS", map("CNPS")?)?,
             pairs: typed("PAIRS", map("PAIRS")?)?,
+            path_mtus: typed("PATH_MTUS", map("PATH_MTUS")?)?,
             rates: typed("RATES", map("RATES")?)?,
             pace: typed("PACE", map("PACE")?)?,
             start_classes: typed("START_CLASSES", map("START_CLASSES")?)?,
@@ -214,6 +216,22 @@ impl Maps {
     /// Every pair.
     pub fn pairs(&self) -> Vec<(PairKey, PairValue)> {
         self.pairs.iter().flatten().map(|(k, v)| (k.0, v.0)).collect()
+    }
+
+    /// Tells with what path MTU, in bytes, the connection of the packets of `key` was made; `None`: that is no longer known.
+    ///
+    /// # Errors
+    /// When the map is full or cannot be written.
+    pub fn set_path_mtu(&mut self, key: PairKey, bytes: Option<u32>) -> Result<()> {
+        match bytes {
+            Some(bytes) => self.path_mtus.insert(Abi(key), Abi(bytes), 0).context("cannot add a path MTU"),
+            None => ignore_missing(self.path_mtus.remove(&Abi(key))).context("cannot remove a path MTU"),
+        }
+    }
+
+    /// The path MTU that the connection of the packets of `key` was made with.
+    pub fn path_mtu(&self, key: PairKey) -> Option<u32> {
+        self.path_mtus.get(&Abi(key), 0).ok().map(|v| v.0)
     }
 
     /// Limits the packets of `key`; the limiter's cell is made first.

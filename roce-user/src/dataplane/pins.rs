@@ -15,7 +15,7 @@ use super::instance::netns_inode;
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 
 /// Names of the pinned maps.
-pub(super) const MAPS: [&str; 15] = [
+pub(super) const MAPS: [&str; 16] = [
     "CONFIG",
     "HEARTBEAT",
     "COUNTERS",
@@ -24,6 +24,7 @@ pub(super) const MAPS: [&str; 15] = [
     "ROUND_TRIPS",
     "CNPS",
     "PAIRS",
+    "PATH_MTUS",
     "RATES",
     "PACE",
     "START_CLASSES",
