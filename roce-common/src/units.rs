@@ -114,6 +114,9 @@ impl Rate {
 pub struct Dscp(u8);
 
 impl Dscp {
+    /// That of CNPs, which NIC vendors set by default.
+    pub const CNP: Self = Self(48);
+
     /// `value` when it fits 6 bits.
     pub const fn new(value: u8) -> Option<Self> {
         if value < 64 { Some(Self(value)) } else { None }

@@ -96,13 +96,21 @@ pub(crate) fn take_job(ctx: &TcContext, cfg: &Config, tally: Tally, tap: Tap, pa
         event::telemetry(cfg, tally, tap, packet, &event::What::plain(EventKind::CnpSent, job.local_qp));
         packet.bth.opcode = Opcode::CNP;
         packet.bth.psn = Psn::new(0);
+        packet.bth.becn = true;
         packet.payload_len = 0;
+        packet.tos = cnp_tos(cfg);
         track::cnp(tap, packet);
         capture::skb(cfg, Direction::Egress, ctx.skb.skb, packet, Head::Data);
     } else {
         tally.add(Counter::NpFailed);
     }
     true
+}
+
+/// ECT(0) as ConnectX sends it: a switch that would mark it must not drop it.
+#[inline(always)]
+const fn cnp_tos(cfg: &Config) -> u8 {
+    (cfg.cnp_dscp as u8 & 0x3f) << 2 | Ecn::Ect0 as u8
 }
 
 /// Makes the packet the CNP of `job`; a function of its own for its stack frame.
@@ -121,8 +129,7 @@ fn become_cnp(skb: *mut __sk_buff, cfg: &Config, packet: &Packet, job: &CnpJob) 
         dst_mac: [s0, s1, s2, s3, s4, s5],
         src: packet.dst,
         dst: packet.src,
-        // ECT(0) as ConnectX sends it: a switch that would mark it must not drop it.
-        tos: (cfg.cnp_dscp as u8 & 0x3f) << 2 | Ecn::Ect0 as u8,
+        tos: cnp_tos(cfg),
         ttl: CNP_TTL,
         ip_id: 0,
         src_port: job.src_port as u16,

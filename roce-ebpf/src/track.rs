@@ -6,7 +6,7 @@ use roce_common::{
     facts::{Measured, Probe, SILENCE},
     flow::{Flow, refusal},
     psn::{Account, Fate, Mark, MarkRange, Outcome, Psn, ReadPlace, Refusals, Ring},
-    units::{Nanos, Qpn},
+    units::{Dscp, Nanos, Qpn},
     wire::{Kind, Packet, Service, Syndrome},
 };
 
@@ -185,6 +185,8 @@ pub(crate) fn cnp(tap: Tap, packet: &Packet) -> u64 {
     unsafe {
         let before = (&raw const (*count).packets).read_volatile();
         atomic::add_u64(&raw mut (*count).packets, 1);
+        atomic::add_u64(&raw mut (*count).in_other_dscp, u64::from(packet.dscp().get() != Dscp::CNP.get()));
+        atomic::add_u64(&raw mut (*count).without_becn, u64::from(!packet.bth.becn));
         (&raw mut (*count).last_seen_ns).write_volatile(bpf_ktime_get_coarse_ns());
         before
     }

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 
 use aya::maps::{MapData, RingBuf};
 use roce_common::{
-    abi::{Answered, CaptureHead, Direction, Event, EventKind, Flags, MadEvent, Role, Tap},
+    abi::{Answered, CaptureHead, CnpCount, Direction, Event, EventKind, Flags, FlowKey, MadEvent, Role, Tap},
     facts::SILENCE,
     flow::Flow,
     psn::{Fate, Psn, ReadPlace},
@@ -231,14 +231,18 @@ fn cnps_are_counted_by_whom_they_name() {
     };
     for (qpn, count) in [(from, 3), (Qpn::new(77), 1)] {
         let mut frame = [0; emit::CNP_FRAME_V6];
-        let n = emit::cnp(&path, IpVersion::V4, qpn, &mut frame);
+        // Those of the first one are as they should be.
+        let tos = if qpn == from { 0xc2 } else { 0x6a };
+        let n = emit::cnp(&emit::Path { tos, ..path }, IpVersion::V4, qpn, &mut frame);
+        frame[46] = if qpn == from { frame[46] } else { 0 };
         for _ in 0..count {
             b.p.xdp("roce_xdp", &frame[..n], 1).expect("BPF_PROG_TEST_RUN");
         }
     }
-    let mut counted: Vec<_> = b.p.maps.cnps().iter().map(|(key, n)| (key.src, key.dest_qp(), n.packets)).collect();
+    let of = |(key, n): &(FlowKey, CnpCount)| (key.src, key.dest_qp(), n.packets, n.in_other_dscp, n.without_becn);
+    let mut counted: Vec<_> = b.p.maps.cnps().iter().map(of).collect();
     counted.sort_unstable();
-    let mut want = [(responder, from, 3), (responder, Qpn::new(77), 1)];
+    let mut want = [(responder, from, 3, 0, 0), (responder, Qpn::new(77), 1, 1, 1)];
     want.sort_unstable();
     assert_eq!(counted, want);
     // To a host it is news that nobody is meant: of many for one queue pair the first, second, fourth and eighth time.

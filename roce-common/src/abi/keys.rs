@@ -195,6 +195,10 @@ pub struct PairValue {
 pub struct CnpCount {
     /// How many there were.
     pub packets: u64,
+    /// Of these, in another DSCP than [`crate::units::Dscp::CNP`].
+    pub in_other_dscp: u64,
+    /// Of these, without BECN.
+    pub without_becn: u64,
     /// When the newest passed, by the coarse clock.
     pub last_seen_ns: u64,
 }

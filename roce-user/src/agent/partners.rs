@@ -3,28 +3,28 @@
 use std::collections::{HashMap, HashSet};
 
 use roce_common::{
-    abi::{FlowKey, PairKey, PairValue, Space},
+    abi::{CnpCount, FlowKey, PairKey, PairValue, Space},
     facts::RoundTrips,
     flow::Flow,
-    units::Qpn,
+    units::{Addr, Qpn},
 };
 
-use crate::dataplane::Maps;
+use crate::{
+    dataplane::Maps,
+    findings::{Code, Findings, Subject},
+};
 
 /// What the maps of an interface say of who is connected with whom, and of the CNPs that passed.
 pub struct Partners {
     pairs: HashMap<PairKey, PairValue>,
     /// CNPs by tap, source, destination and the queue pair they name.
-    cnps: HashMap<FlowKey, u64>,
+    cnps: HashMap<FlowKey, CnpCount>,
 }
 
 impl Partners {
     /// Reads the maps.
     pub fn new(maps: &Maps) -> Self {
-        Self {
-            pairs: maps.pairs().into_iter().collect(),
-            cnps: maps.cnps().into_iter().map(|(key, count)| (key, count.packets)).collect(),
-        }
+        Self { pairs: maps.pairs().into_iter().collect(), cnps: maps.cnps().into_iter().collect() }
     }
 
     /// The queue pair that sends a flow.
@@ -50,7 +50,7 @@ impl Partners {
     /// CNPs that the source of a flow sent to the queue pair that the flow goes to.
     pub fn cnps_sent(&self, key: &FlowKey) -> u64 {
         let named = FlowKey::new(key.tap, key.src, key.dst, key.dest_qp(), Space::Request);
-        self.cnps.get(&named).copied().unwrap_or(0)
+        self.cnps.get(&named).map_or(0, |count| count.packets)
     }
 
     /// Gives every flow the CNPs that tell its sender to slow down. They concern the requests that a queue pair sends, else its
@@ -67,17 +67,28 @@ impl Partners {
                 continue;
             }
             let told = self.back(key, Space::Request);
-            flow.cnp = told.iter().flatten().find_map(|named| self.cnps.get(named)).copied().unwrap_or(0);
+            flow.cnp = told.iter().flatten().find_map(|named| self.cnps.get(named)).map_or(0, |count| count.packets);
+        }
+    }
+
+    /// Finds CNPs in an unusual class, those that do not say what they are for, and those between a host with the addresses
+    /// `locals` and another one that name no queue pair known to be connected. Between others no pairs are known.
+    pub fn judge_cnps(&self, locals: &[Addr], findings: &mut Findings) {
+        for (key, count) in &self.cnps {
+            let path = Subject::Path(key.tap, key.src, key.dst);
+            findings.add(Code::CnpDscpUnexpected, path, count.in_other_dscp);
+            findings.add(Code::CnpBecnMissing, path, count.without_becn);
+            let ours = locals.contains(&key.src) || locals.contains(&key.dst);
+            if ours && self.sender(key).is_none() {
+                findings.add(Code::CnpUnmatched, path, count.packets);
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use roce_common::{
-        abi::{Direction, Tap},
-        units::Addr,
-    };
+    use roce_common::abi::{Direction, Tap};
 
     use super::*;
 
@@ -90,9 +101,10 @@ mod tests {
         let pair = |src, dst, qp, sender| {
             (PairKey::new(src, dst, Qpn::new(qp)), PairValue { sender_qpn: sender, ..PairValue::default() })
         };
+        let cnps = |named, packets| (named, CnpCount { packets, ..CnpCount::default() });
         let partners = Partners {
             pairs: [pair(a, b, 42, 17), pair(b, a, 17, 42), pair(a, b, 43, 18), pair(b, a, 18, 43)].into(),
-            cnps: [(key(back, b, a, 17, Space::Request), 5), (key(out, a, b, 43, Space::Request), 3)].into(),
+            cnps: [cnps(key(back, b, a, 17, Space::Request), 5), cnps(key(out, a, b, 43, Space::Request), 3)].into(),
         };
         let keys = [
             key(out, a, b, 42, Space::Request),
@@ -109,5 +121,16 @@ mod tests {
         assert_eq!(partners.cnps_sent(&key(out, a, b, 43, Space::Response)), 3);
         assert_eq!(partners.of(&keys[0]), Some([keys[2], key(out, b, a, 17, Space::Response)]));
         assert_eq!(partners.of(&keys[4]), None);
+        // Others than these two are none of our business.
+        let mut found = Findings::default();
+        partners.judge_cnps(&[b], &mut found);
+        assert_eq!(found.worst(), None);
+        let stray = cnps(key(back, b, a, 99, Space::Request), 7);
+        let partners = Partners { cnps: [stray].into(), ..partners };
+        for (locals, count) in [(vec![], 0), (vec![a], 7), (vec![b], 7)] {
+            let mut found = Findings::default();
+            partners.judge_cnps(&locals, &mut found);
+            assert_eq!(found.count(Code::CnpUnmatched), count);
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! Live there is a little less to go by than in a capture: how far a flow is answered is known where a run starts, and
 //! silences are measured by a clock that goes in steps.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, hash_map::Entry};
 
 use roce_common::{
     abi::{Answered, Direction, Event, EventKind, FlowKey, MadEvent, PairKey, Space, Tap},
@@ -19,7 +19,7 @@ use super::path_mtus::{PathMtu, PathMtus};
 use crate::{
     connections::{Connections, Mark, Terms},
     export::story::{FlowStory, StoryReport},
-    findings::{Code, Evidence, Findings, Subject, episodes, rules},
+    findings::{Code, Evidence, Findings, episodes, rules},
 };
 
 /// Most flows with a story, each about 1 kB. Flows to which nothing happens have none.
@@ -33,8 +33,6 @@ struct Told {
     recovery: Recovery,
     /// Silences while something was unanswered, in nanoseconds.
     silences: Spread,
-    /// UDP source port of its newest event; 0 before the first.
-    port: u16,
     /// The PSN that the newest NAK refused, which is not answered.
     refused: Option<Psn>,
     /// What its connection was made with.
@@ -68,6 +66,8 @@ pub(super) struct Story {
     findings: Findings,
     connections: Connections,
     path_mtus: PathMtus,
+    /// UDP source ports of flows, as of their newest event.
+    ports: HashMap<FlowKey, u16>,
 }
 
 impl Story {
@@ -106,10 +106,6 @@ impl Story {
         let (Some(kind), Some(opcode)) = (EventKind::from_number(event.kind), Opcode::new(event.opcode)) else {
             return;
         };
-        if kind == EventKind::CnpUnpaired {
-            let evidence = Evidence { frame: None, time: Nanos(event.time_ns), psn: None, what: "CNP" };
-            self.findings.note(Code::CnpUnmatched, Subject::Path(event.tap, event.src, event.dst), evidence);
-        }
         if matches!(kind, EventKind::Cnp | EventKind::CnpSent | EventKind::CnpUnpaired | EventKind::Management) {
             return;
         }
@@ -121,10 +117,9 @@ impl Story {
             return;
         }
         let account = Account::from_bits(event.account);
+        let new_port = self.is_new_port(key, event.src_port);
         if account.is_notable() {
-            let known_port = self.flows.get(&key).map_or(0, |told| told.port);
             if account.outcome() == Outcome::Discontinuity {
-                let new_port = known_port != 0 && known_port != event.src_port;
                 let code = if new_port { Code::QpnReuse } else { Code::PsnDiscontinuity };
                 let evidence = Evidence { frame: None, time: at, psn: Some(psn), what: "goes on at another PSN" };
                 self.findings.note(code, key, evidence);
@@ -142,7 +137,6 @@ impl Story {
             self.with(
                 key,
                 |told, tell| {
-                    told.port = event.src_port;
                     if let Some(answered) = answered {
                         let highest = answered.highest();
                         let refused = told.refused == Some(highest);
@@ -180,6 +174,19 @@ impl Story {
                 },
                 &mut tell,
             );
+        }
+    }
+
+    /// Whether packets of the flow came from another source port before.
+    fn is_new_port(&mut self, key: FlowKey, port: u16) -> bool {
+        let room = self.ports.len() < MOST_FLOWS;
+        match self.ports.entry(key) {
+            Entry::Occupied(mut known) => known.insert(port) != port,
+            Entry::Vacant(new) if room => {
+                new.insert(port);
+                false
+            }
+            Entry::Vacant(_) => false,
         }
     }
 
@@ -232,9 +239,10 @@ impl Story {
 
     /// Forgets the flows that are no longer there. What was found stays found.
     pub(super) fn keep_only(&mut self, live: &[(FlowKey, Flow)]) {
-        let known: std::collections::HashSet<FlowKey> =
-            live.iter().map(|(key, _)| *key).filter(|key| self.flows.contains_key(key)).collect();
+        let known = |key: &&FlowKey| self.flows.contains_key(*key) || self.ports.contains_key(*key);
+        let known: HashSet<FlowKey> = live.iter().map(|(key, _)| key).filter(known).copied().collect();
         self.flows.retain(|key, _| known.contains(key));
+        self.ports.retain(|key, _| known.contains(key));
         // What connections were made with is told of every flow of theirs.
         for (key, _) in live {
             if self.flows.len() < MOST_FLOWS
@@ -383,6 +391,22 @@ mod tests {
         d.story.keep_only(&[]);
         let report = d.story.report(|_| String::new());
         assert!(report.flows.is_empty() && report.findings.iter().any(|f| f.code == "timeout-retransmit"));
+    }
+
+    #[test]
+    fn a_far_place_is_another_connection_where_the_port_is_another() {
+        for (port, code) in [(50_000, "psn-discontinuity"), (50_001, "qpn-reuse")] {
+            let mut d = Dialogue::new();
+            // An undisturbed flow tells of itself once.
+            d.hear(event(EventKind::FirstSight, 0x07, 0));
+            let opcode = Opcode::new(0x07).expect("WRITE MIDDLE");
+            let mut pass = |psn| d.tracker.observe(&Observed::new(opcode, Psn::new(psn), 1_024, 0));
+            pass(0);
+            let account = [500_000, 500_001, 500_002].map(&mut pass)[2].bits();
+            d.hear(Event { account, src_port: port, ..event(EventKind::Discontinuity, 0x07, 500_002) });
+            let found = d.story.report(|_| String::new()).findings;
+            assert_eq!(found.iter().map(|f| f.code).collect::<Vec<_>>(), [code]);
+        }
     }
 
     #[test]

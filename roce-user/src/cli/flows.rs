@@ -101,10 +101,10 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
         if let Some(told) = &told {
             story::add(&mut these, told);
         }
-        found.extend(story::findings(&name, &partners, &all, told));
+        let counters = [maps.counters(Direction::Ingress)?, maps.counters(Direction::Egress)?];
+        found.extend(story::findings(&name, (&partners, &maps.locals()), &counters, &all, told));
         paths.extend(story::paths(&name, &all));
         if !args.json {
-            let counters = [maps.counters(Direction::Ingress)?, maps.counters(Direction::Egress)?];
             tables.extend(tui::table(&name, "flows", &counters, &Stats::default(), &these, total));
         }
         lines.extend(these);

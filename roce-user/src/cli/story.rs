@@ -3,7 +3,11 @@
 use std::{collections::HashMap, io::Write};
 
 use anyhow::Result;
-use roce_common::{abi::FlowKey, flow::Flow};
+use roce_common::{
+    abi::{Counters, FlowKey},
+    flow::Flow,
+    units::Addr,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -52,7 +56,8 @@ fn views<'a>(
 /// What is found by the flows' counters and, where an agent tells, by their episodes; the gravest first.
 pub(super) fn findings(
     iface: &str,
-    partners: &Partners,
+    (partners, locals): (&Partners, &[Addr]),
+    taps: &[Counters; 2],
     flows: &[(FlowKey, Flow)],
     story: Option<Value>,
 ) -> Vec<Value> {
@@ -60,6 +65,8 @@ pub(super) fn findings(
     let index: HashMap<&FlowKey, &Flow> = flows.iter().map(|(key, flow)| (key, flow)).collect();
     let partner = |key: &FlowKey| partners.of(key)?.iter().find_map(|other| index.get(other).copied());
     rules::judge(&mut judged, views(flows, &partner));
+    rules::judge_counters(&mut judged, taps);
+    partners.judge_cnps(locals, &mut judged);
     let mut found: Vec<Value> = judged.report(|tap| tap_name(iface, tap)).into_iter().map(|f| json!(f)).collect();
     if let Some(mut story) = story
         && let Value::Array(told) = story["findings"].take()

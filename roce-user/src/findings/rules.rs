@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use roce_common::{
-    abi::{FlowKey, Space, Tap},
+    abi::{Counter, Counters as TapCounters, FlowKey, Space, Tap},
     flow::{Flow, NakKind},
     units::{Addr, Dscp, Nanos},
-    wire::Service,
+    wire::{Malformed, Service},
 };
 
 use super::{Code, Evidence, Findings, Subject};
@@ -28,8 +28,6 @@ pub const ONE_PORT_QPS_LEAST: usize = 4;
 /// A silence of this length with unanswered requests is a stall. A loaded software sender comes back to a queue pair within
 /// 20 ms, as seen on rxe; the ACK timeout that perftest sets (14) is 67 ms.
 pub const STALL: Nanos = Nanos::from_millis(50);
-/// The DSCP of CNPs that NIC vendors set by default.
-pub const CNP_DSCP: u8 = 48;
 
 /// What the rules look at: a flow with its key.
 #[derive(Clone, Copy)]
@@ -58,6 +56,33 @@ pub fn judge<'a>(findings: &mut Findings, flows: impl Iterator<Item = View<'a>> 
     }
     ports(findings, flows.clone());
     hosts(findings, flows);
+}
+
+/// What a datagram for the port that is no RoCEv2 packet is a case of; `None` where the capture cut it.
+pub const fn malformed(reason: Malformed) -> Option<Code> {
+    match reason {
+        Malformed::TruncatedCapture => None,
+        // There is no other version: these bytes are no BTH.
+        Malformed::BadVersion => Some(Code::NotRoceOn4791),
+        Malformed::UnknownOpcode
+        | Malformed::TruncatedHeader
+        | Malformed::BadLength
+        | Malformed::PadBeyondPayload
+        | Malformed::ReadTooLong
+        | Malformed::UdpFragment => Some(Code::MalformedOn4791),
+    }
+}
+
+/// Judges what the taps of an interface counted without looking at flows.
+pub fn judge_counters(findings: &mut Findings, taps: &[TapCounters]) {
+    let sum = |counter: Counter| taps.iter().map(|counters| counters[counter as usize]).sum();
+    for reason in Malformed::ALL {
+        if let Some(code) = malformed(reason) {
+            findings.add(code, Subject::Capture, sum(Counter::of_malformed(reason)));
+        }
+    }
+    findings.add(Code::Rocev1, Subject::Capture, sum(Counter::Rocev1));
+    findings.add(Code::BadIcrc, Subject::Capture, sum(Counter::CnpBadIcrc));
 }
 
 /// ECN, DSCP and segment size of one flow.

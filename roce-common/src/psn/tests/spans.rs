@@ -79,3 +79,19 @@ fn a_taught_path_mtu_explains_reads_and_never_overrules_what_was_seen() {
     t.teach_pmtu(4096);
     assert_eq!(t.pmtu, u32::from(PMTU));
 }
+
+/// READ 20 of 12,288 bytes, WRITE 23, both again, 24 and 25: what a wrong path MTU makes of it.
+#[test]
+fn too_small_a_path_mtu_calls_first_packets_duplicates() {
+    for (told, duplicates) in [(4096, 2), (2048, 5), (1024, 5), (512, 5), (256, 5)] {
+        let mut t = Tracker::default();
+        t.teach_pmtu(told);
+        read(&mut t, 20, 12_288);
+        pass_short(&mut t, 23);
+        read(&mut t, 20, 12_288);
+        for psn in [23, 24, 25] {
+            pass_short(&mut t, psn);
+        }
+        assert_eq!((t.duplicates, t.missing_psns, t.reasked), (duplicates, 0, 1), "{told}");
+    }
+}

@@ -12,8 +12,8 @@ use roce_common::{
     abi::{FlowKey, Space, Tap},
     flow::{Flow, refusal},
     psn::{Episode, Outcome, Psn, Run},
-    units::{Addr, Ecn, Qpn},
-    wire::{Kind, Malformed, Packet, Syndrome},
+    units::{Addr, Dscp, Ecn, Qpn},
+    wire::{Kind, Packet, Syndrome},
 };
 
 use super::{
@@ -60,17 +60,7 @@ impl Watch {
             Seen::NotRoce => {}
             Seen::RoceV1 => self.capture_note(Code::Rocev1, frame, "RoCEv1"),
             Seen::Malformed(reason) => {
-                let code = match reason {
-                    Malformed::TruncatedCapture => Code::TruncatedCapture,
-                    // There is no other version: these bytes are no BTH.
-                    Malformed::BadVersion => Code::NotRoceOn4791,
-                    Malformed::UnknownOpcode
-                    | Malformed::TruncatedHeader
-                    | Malformed::BadLength
-                    | Malformed::PadBeyondPayload
-                    | Malformed::ReadTooLong
-                    | Malformed::UdpFragment => Code::MalformedOn4791,
-                };
+                let code = rules::malformed(*reason).unwrap_or(Code::TruncatedCapture);
                 self.capture_note(code, frame, reason.name());
             }
         }
@@ -201,7 +191,7 @@ impl Watch {
         if !seen.packet.bth.becn {
             self.findings.note(Code::CnpBecnMissing, path, evidence(frame, None, "CNP without BECN"));
         }
-        if seen.packet.dscp().get() != rules::CNP_DSCP {
+        if seen.packet.dscp() != Dscp::CNP {
             self.findings.note(Code::CnpDscpUnexpected, path, evidence(frame, None, "CNP in another DSCP"));
         }
         let p = &seen.packet;
