@@ -256,3 +256,43 @@ fn where_tshark_misreads_the_way_is_known() {
         }
     }
 }
+
+/// The answers beside the captures of guests are what tshark counts.
+#[test]
+fn golden_answers_are_what_tshark_counts() {
+    if !is_here() {
+        return;
+    }
+    let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
+    let mut seen = 0;
+    for entry in fs::read_dir(&captures).expect("tests/captures") {
+        let path = entry.expect("entry").path();
+        let name = path.file_stem().expect("name").to_string_lossy().into_owned();
+        if !name.starts_with("vm-") || path.extension().is_none_or(|e| e != "pcap") {
+            continue;
+        }
+        let golden: Value =
+            serde_json::from_slice(&fs::read(path.with_extension("json")).expect("golden")).expect("JSON");
+        let packets: Vec<Fields> = theirs(&path).into_values().collect();
+        let (cnps, others): (Vec<_>, Vec<_>) = packets.iter().partition(|p| p.opcode == 0x81);
+        let count = |wanted: &dyn Fn(&Fields) -> bool| others.iter().filter(|p| wanted(p)).count() as u64;
+        assert_eq!(golden["rocev2"], packets.len(), "{name}");
+        assert_eq!(golden["cnp"], cnps.len(), "{name}");
+        for (ecn, bits) in [("not_ect", 0), ("ect1", 1), ("ect0", 2), ("ce", 3)] {
+            assert_eq!(golden["ecn"][ecn], count(&|p| p.tos & 3 == bits), "{name}: {ecn}");
+        }
+        assert_eq!(golden["nak"]["psn_sequence"], count(&|p| p.syndrome == Some(0x60)), "{name}");
+        for flow in golden["flows"].as_array().expect("flows") {
+            let response = flow["space"] == "response";
+            let of_flow = |p: &Fields| {
+                flow["dest_qp"] == p.dest_qp
+                    && response == (p.opcode >> 5 == 0 && (0x0d..=0x12).contains(&(p.opcode & 0x1f)))
+            };
+            assert!(flow["packets"].as_u64() <= Some(count(&of_flow)), "{name}: {flow}");
+            assert!(count(&|p| of_flow(p) && flow["first_psn"] == p.psn) > 0, "{name}: {flow}");
+            assert!(count(&|p| of_flow(p) && flow["last_psn"] == p.psn) > 0, "{name}: {flow}");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 10, "only {seen} captures of guests");
+}

@@ -6,12 +6,20 @@ mod lifecycle;
 mod loss;
 mod mark;
 mod neighbours;
+mod record;
 
 use super::{Part, Scenario};
 
 /// All of them, in the order in which they run.
-pub const ALL: &[Scenario] =
-    &[classify::SCENARIO, mark::SCENARIO, loss::SCENARIO, cnp::SCENARIO, lifecycle::SCENARIO, neighbours::SCENARIO];
+pub const ALL: &[Scenario] = &[
+    classify::SCENARIO,
+    mark::SCENARIO,
+    loss::SCENARIO,
+    cnp::SCENARIO,
+    lifecycle::SCENARIO,
+    neighbours::SCENARIO,
+    record::SCENARIO,
+];
 
 /// The part `scenario/part`.
 pub fn find(name: &str) -> Option<&'static Part> {
