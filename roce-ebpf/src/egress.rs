@@ -1,6 +1,6 @@
 //! The egress tap.
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{helpers::generated::bpf_ktime_get_ns, programs::TcContext};
 use roce_common::{
     abi::{Config, Counter, Direction, Flags, Role, Tap},
     wire::{Kind, Other, Packet},
@@ -10,22 +10,23 @@ use crate::{
     capture,
     count::Tally,
     ctx::{self, Head, Slot},
-    ingress::is_local,
+    ingress::{Fate, is_local},
     mad,
     maps::CONFIG,
     mark, np, pace, queue, track,
 };
 
-/// The whole egress tap.
+/// The whole egress tap; what becomes of the packet.
 #[inline(always)]
-pub(crate) fn tc(ctx: &TcContext) {
-    let Some(tally) = Tally::of(Direction::Egress) else { return };
+pub(crate) fn tc(ctx: &TcContext) -> Fate {
+    let Some(tally) = Tally::of(Direction::Egress) else { return Fate::Pass };
     match ctx::parse_skb(ctx, Slot::TcEgress) {
         Err(Other::NotRoce) => other(ctx, tally, Counter::NotRoce),
         Err(Other::RoceV1) => other(ctx, tally, Counter::Rocev1),
         Err(Other::Malformed(reason)) => other(ctx, tally, Counter::of_malformed(reason)),
-        Ok(packet) => well_formed(ctx, tally, packet),
+        Ok(packet) => return well_formed(ctx, tally, packet),
     }
+    Fate::Pass
 }
 
 /// Counts what is not ours, and lets it take its place in a virtual queue.
@@ -41,11 +42,15 @@ fn other(ctx: &TcContext, tally: Tally, counter: Counter) {
 }
 
 #[inline(always)]
-fn well_formed(ctx: &TcContext, tally: Tally, packet: &mut Packet) {
-    let Some(cfg) = CONFIG.get(0) else { return };
+fn well_formed(ctx: &TcContext, tally: Tally, packet: &mut Packet) -> Fate {
+    let Some(cfg) = CONFIG.get(0) else { return Fate::Pass };
     let tap = Tap::new(cfg.ifindex, Direction::Egress);
     if np::take_job(ctx, cfg, tally, tap, packet) {
-        return;
+        return Fate::Pass;
+    }
+    if swapping(cfg, packet) {
+        tally.add(Counter::SwapDropped);
+        return Fate::Drop;
     }
     tally.add(Counter::Rocev2);
     let is_cnp = packet.bth.opcode.kind() as u8 == Kind::Cnp as u8;
@@ -62,6 +67,19 @@ fn well_formed(ctx: &TcContext, tally: Tally, packet: &mut Packet) {
         tally.add(Counter::of_ecn(packet.ecn()));
         track::observe(cfg, tally, tap, packet);
     }
+    Fate::Pass
+}
+
+/// Whether the root qdisc is being replaced under a packet of this host. Meanwhile the device has the kernel's noop qdisc, which
+/// refuses every packet, and rxe ends a queue pair whose packet is refused (`send_err`; Linux 6.10, seen on 6.12 and 7.3). A
+/// packet that is lost is sent again.
+#[inline(always)]
+fn swapping(cfg: &Config, packet: &Packet) -> bool {
+    cfg.swap_until_ns != 0
+        && cfg.role == Role::Host as u32
+        // SAFETY: the helper takes nothing.
+        && unsafe { bpf_ktime_get_ns() } < cfg.swap_until_ns
+        && is_local(&packet.src)
 }
 
 /// What the role may write.

@@ -39,6 +39,7 @@ mod track;
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
+    helpers::generated::bpf_redirect,
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
@@ -63,11 +64,16 @@ pub fn roce_tc_ingress(ctx: TcContext) -> i32 {
     }
 }
 
-/// tc egress. Never drops and never ends the chain of programs.
+/// tc egress. Never ends the chain of programs, and drops nothing except while the root qdisc is replaced.
 #[classifier]
 pub fn roce_tc_egress(ctx: TcContext) -> i32 {
-    egress::tc(&ctx);
-    TC_ACT_UNSPEC
+    match egress::tc(&ctx) {
+        Fate::Pass => TC_ACT_UNSPEC,
+        // To an interface that does not exist: of all verdicts only a redirect drops and lets the sender believe that it sent.
+        // TC_ACT_STOLEN would too, but TCX takes it for TC_ACT_UNSPEC.
+        // SAFETY: the helper takes numbers.
+        Fate::Drop => (unsafe { bpf_redirect(0, 0) }) as i32,
+    }
 }
 
 /// Filter of the HTB root qdisc: the class of a limited queue pair, or nothing.

@@ -45,6 +45,7 @@ pub fn config(role: Role) -> Config {
         cnp_interval_ns: 50_000,
         vq_bytes_per_sec: 0,
         start_bytes_per_sec: 0,
+        swap_until_ns: 0,
         role: role as u32,
         flags: Flags::CONSUME_CNP | Flags::GUARD,
         dscp_policy: MarkPolicy::Fill as u32,

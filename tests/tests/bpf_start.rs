@@ -1,4 +1,5 @@
-//! Queue pairs that are limited from their first data packet on, through BPF_PROG_TEST_RUN. Needs root.
+//! Queue pairs that are limited from their first data packet on, and what leaves while the root qdisc is replaced, through
+//! BPF_PROG_TEST_RUN. Needs root.
 
 use roce_common::{
     abi::{Config, Counter, Direction, Pacer, PeerQp, Role},
@@ -112,4 +113,27 @@ fn with_htb_a_queue_pair_takes_a_class_that_waits_or_starts_without() {
     p.tc("roce_tc_egress", &data(0x42), 0, 1).unwrap();
     p.tc("roce_tc_egress", &data(0x43), 0, 1).unwrap();
     assert_eq!((count(&p, Counter::StartLimited), count(&p, Counter::StartUnlimited)), (1, 2));
+}
+
+#[test]
+fn what_leaves_while_the_root_qdisc_is_replaced_is_dropped_quietly() {
+    /// The kernel drops what is redirected to an interface that is not there, and tells the sender that it was sent.
+    const TC_ACT_REDIRECT: i32 = 7;
+    const TC_ACT_UNSPEC: i32 = -1;
+    for (ahead, src, verdict, dropped) in [
+        (1_000_000_000, LOCAL, TC_ACT_REDIRECT, 1),
+        (1_000_000_000, THIRD, TC_ACT_UNSPEC, 0),
+        (0, LOCAL, TC_ACT_UNSPEC, 0),
+    ] {
+        let mut p = programs(Pacer::Off, |_| {});
+        let mut cfg = p.maps.config().unwrap();
+        cfg.swap_until_ns = monotonic_ns() + ahead;
+        p.maps.set_config(cfg).unwrap();
+        let out = p.tc("roce_tc_egress", &frame(src, Opcode::SEND_MIDDLE, 0x42, &[0; 1_024]), 0, 1).unwrap();
+        assert_eq!((out.verdict, count(&p, Counter::SwapDropped)), (verdict, dropped), "{ahead} {src:?}");
+        assert_eq!(p.maps.flows().is_empty(), dropped == 1, "what is dropped was not on the wire");
+    }
+    let mut p = programs(Pacer::Off, |_| {});
+    let within = p.maps.while_dropping(|maps| Ok(maps.config()?.swap_until_ns > monotonic_ns())).unwrap();
+    assert_eq!((within, p.maps.config().unwrap().swap_until_ns), (true, 0));
 }

@@ -81,6 +81,9 @@ pub struct Config {
     pub vq_bytes_per_sec: u64,
     /// Rate at which the egress program limits a queue pair from its first data packet on, bytes per second; 0 = not at all.
     pub start_bytes_per_sec: u64,
+    /// Until then (CLOCK_MONOTONIC, nanoseconds) the root qdisc is being replaced, and what this host sends is dropped in
+    /// front of it; 0 = it is not. A time and not a flag, so that nothing is dropped for ever where who set it dies.
+    pub swap_until_ns: u64,
     /// Number of a [`Role`].
     pub role: u32,
     /// Bits of [`Flags`].
@@ -119,4 +122,4 @@ pub struct Config {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<Config>() == 104);
+const _: () = assert!(size_of::<Config>() == 112);

@@ -113,6 +113,8 @@ counters! {
     CaptureLost = "capture_lost",
     /// CNPs for a paired QP whose ICRC is wrong: consumed like the others, and nobody is slowed.
     CnpBadIcrc = "cnp_bad_icrc",
+    /// RoCEv2 packets of this host that were dropped while its root qdisc was replaced.
+    SwapDropped = "swap_dropped",
 }
 
 impl Counter {

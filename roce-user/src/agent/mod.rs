@@ -36,12 +36,4 @@ pub use queue_pairs::{Ends, Owners};
 pub use reaction::Reactions;
 pub use report::{FlowLine, Output, flow_lines};
 
-use roce_common::units::Nanos;
-
-/// The kernel's CLOCK_MONOTONIC, which the BPF programs read too.
-pub fn monotonic() -> Nanos {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut t) };
-    Nanos(t.tv_sec as u64 * Nanos::SECOND.0 + t.tv_nsec as u64)
-}
+pub use crate::dataplane::monotonic;

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, io, os::fd::AsRawFd, sync::Arc};
 
 use anyhow::{Context as _, Result, bail};
+use aya::Ebpf;
 use roce_common::{
     abi::{self, Config, Flags, FlowKey},
     units::{Addr, Rate},
@@ -121,6 +122,7 @@ impl Plan {
             failsafe_ns: s.failsafe.0,
             cnp_interval_ns: s.params.cnp_interval.0,
             start_bytes_per_sec: 0,
+            swap_until_ns: 0,
             vq_bytes_per_sec: if is_cp { s.cp_classes.rest.bytes_per_sec() } else { 0 },
             role: abi::Role::from(s.role) as u32,
             flags: if guard { Flags::GUARD | Flags::CONSUME_CNP } else { 0 }
@@ -188,7 +190,8 @@ impl Agent {
         attachment.maps.beat(super::monotonic().0)?;
         // The pacer comes last: unlike programs and pins its qdisc does not go when a later step fails.
         let (mut pacer, pacer_reason) = if pacing {
-            open_pacer(&plan.link, s.pacer, &mut attachment)?
+            let Attachment { maps, ebpf, .. } = &mut attachment;
+            maps.while_dropping(|_| open_pacer(&plan.link, s.pacer, ebpf))?
         } else {
             let reason = (s.role != config::Role::Host).then(|| format!("role {} paces nothing", s.role));
             (Box::new(pacer::Off) as Box<dyn Pacer>, reason)
@@ -263,16 +266,16 @@ fn start_logger(attachment: &mut Attachment) -> Option<Logger> {
 fn open_pacer(
     link: &LinkInfo,
     wish: Option<config::Pacer>,
-    attachment: &mut Attachment,
+    ebpf: &mut Ebpf,
 ) -> Result<(Box<dyn Pacer>, Option<String>)> {
     match wish {
         Some(config::Pacer::Edt) => Ok((Box::new(Edt::open(link)?), None)),
-        Some(config::Pacer::Htb) => Ok((Box::new(Htb::open(link, &mut attachment.ebpf)?), None)),
+        Some(config::Pacer::Htb) => Ok((Box::new(Htb::open(link, ebpf)?), None)),
         Some(config::Pacer::Off) => bail!("the pacer is off"),
         None => match Edt::open(link) {
             Ok(edt) => Ok((Box::new(edt), Some("the default: fq is there".into()))),
             Err(no_fq) => {
-                let htb = Htb::open(link, &mut attachment.ebpf).with_context(|| format!("{no_fq:#}"))?;
+                let htb = Htb::open(link, ebpf).with_context(|| format!("{no_fq:#}"))?;
                 Ok((Box::new(htb), Some(format!("no EDT: {no_fq:#}"))))
             }
         },

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use aya::programs::{TcAttachType, tc::qdisc_detach_program};
 
-use super::{Instance, Pins};
+use super::{Instance, Maps, Pins};
 use crate::{
     netlink::{LinkInfo, Netlink},
     pacer,
@@ -78,6 +78,13 @@ pub fn detach_stale(bpffs: &Path, ifindex: u32) -> Result<Option<Removed>> {
     let mut removed = Removed { ifindex, name: name.clone(), ..Removed::default() };
     let pins = Pins::of(bpffs, ifindex)?;
     let our_clsact = pins.take_clsact()?;
+    // First, while the egress program is still there.
+    if name.is_some() && pacer::is_ours(netlink.root_qdisc(ifindex)?.as_ref()) {
+        let mut maps = Maps::open(&pins).ok();
+        pacer::remove_root(&mut netlink, ifindex, maps.as_mut())
+            .with_context(|| format!("{}: cannot remove our root qdisc", name.as_deref().unwrap_or_default()))?;
+        removed.qdisc = true;
+    }
     if pins.exist() {
         removed.pins = pins.remove()?;
     }
@@ -90,11 +97,6 @@ pub fn detach_stale(bpffs: &Path, ifindex: u32) -> Result<Option<Removed>> {
         }
         if our_clsact {
             netlink.delete_clsact_if_empty(ifindex).with_context(|| format!("{name}: its clsact"))?;
-        }
-        if pacer::is_ours(netlink.root_qdisc(ifindex)?.as_ref()) {
-            pacer::remove_root(&mut netlink, ifindex)
-                .with_context(|| format!("{name}: cannot remove our root qdisc"))?;
-            removed.qdisc = true;
         }
     }
     Ok(removed.anything().then_some(removed))

@@ -1,6 +1,6 @@
 //! Typed handles of the maps, from a loaded object or from pins.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, thread, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use aya::{
@@ -18,7 +18,7 @@ use roce_common::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::pins::Pins;
+use super::{monotonic, pins::Pins};
 
 /// A type of the ABI as a map key or value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -27,6 +27,11 @@ pub struct Abi<T>(pub T);
 
 // SAFETY: every bit pattern is a value (`FromBytes`), there is no padding (`IntoBytes`) and no interior mutability.
 unsafe impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Pod for Abi<T> {}
+
+/// Longest time for which the egress program drops what leaves.
+const SWAP: Nanos = Nanos::from_millis(1_000);
+/// Longer than a packet takes from the egress program to the qdisc.
+const SETTLED: Duration = Duration::from_millis(1);
 
 /// `BPF_EXIST` of linux/bpf.h: update what is there, and nothing else.
 const BPF_EXIST: u64 = 2;
@@ -107,6 +112,24 @@ impl Maps {
     /// When the map cannot be written.
     pub fn set_config(&mut self, config: Config) -> Result<()> {
         self.config.set(0, Abi(config), 0).context("cannot write the configuration map")
+    }
+
+    /// Does something that replaces the root qdisc while the egress program drops what this host's queue pairs send, at most for a
+    /// second: what they send again later is less harm than a packet that the kernel refuses meanwhile, which ends them.
+    ///
+    /// # Errors
+    /// When the configuration cannot be written, or what `change` says.
+    pub fn while_dropping<T>(&mut self, change: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let mut config = self.config()?;
+        config.swap_until_ns = monotonic().0.saturating_add(SWAP.0);
+        self.set_config(config)?;
+        // What passed the program before that is in the old qdisc by then.
+        thread::sleep(SETTLED);
+        let done = change(self);
+        let mut config = self.config()?;
+        config.swap_until_ns = 0;
+        self.set_config(config)?;
+        done
     }
 
     /// Tells the programs that the controller is alive at `now_ns`; 0 releases all pacing at once.

@@ -71,7 +71,7 @@ fn fq_on_every_queue(netlink: &mut Netlink, ifindex: u32) -> io::Result<String> 
     match filled {
         Ok(count) => Ok(format!("mq with fq on {count} queues, ours")),
         Err(e) => {
-            if let Err(error) = remove_root(netlink, ifindex) {
+            if let Err(error) = remove_root(netlink, ifindex, None) {
                 log::error!("{error:#}");
             }
             Err(e)
@@ -138,7 +138,7 @@ impl Pacer for Edt {
             maps.clear_rate(key)?;
         }
         if self.made_root {
-            remove_root(&mut netlink, self.ifindex)?;
+            remove_root(&mut netlink, self.ifindex, Some(maps))?;
         }
         Ok(())
     }

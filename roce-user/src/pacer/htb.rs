@@ -90,7 +90,7 @@ impl Htb {
         let filter = match attach_filter(name, ebpf) {
             Ok(filter) => filter,
             Err(e) => {
-                remove_root(&mut netlink, link.index)?;
+                remove_root(&mut netlink, link.index, None)?;
                 return Err(e);
             }
         };
@@ -296,6 +296,6 @@ impl Pacer for Htb {
         }
         self.classes.clear();
         drop(self.filter.take());
-        remove_root(&mut self.netlink, self.link.index)
+        remove_root(&mut self.netlink, self.link.index, Some(maps))
     }
 }

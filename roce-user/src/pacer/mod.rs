@@ -231,12 +231,20 @@ pub fn refuse_foreign(name: &str, qdiscs: &[Qdisc], wish: Option<config::Pacer>)
     )
 }
 
-/// Removes our root qdisc. What waits in its classes leaves first, at full speed: deleting a class drops its packets.
+/// Removes our root qdisc. What waits in its classes leaves first, at full speed: deleting a class drops its packets. `maps` are
+/// those of the egress program, where it is still attached.
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn remove_root(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
+pub fn remove_root(netlink: &mut Netlink, ifindex: u32, maps: Option<&mut Maps>) -> Result<()> {
     drain(netlink, ifindex)?;
+    match maps {
+        Some(maps) => maps.while_dropping(|_| delete_root(netlink, ifindex)),
+        None => delete_root(netlink, ifindex),
+    }
+}
+
+fn delete_root(netlink: &mut Netlink, ifindex: u32) -> Result<()> {
     match netlink.delete_qdisc(ifindex, ROOT_HANDLE, ROOT) {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),

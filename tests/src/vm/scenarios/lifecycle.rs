@@ -4,6 +4,7 @@ use std::{thread, time::Duration};
 
 use anyhow::Result;
 
+use super::load;
 use crate::{
     lab::Traces,
     rig,
@@ -13,8 +14,8 @@ use crate::{
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "lifecycle",
-    about: "devices, links and MTU that change under attached agents, which leave nothing behind",
-    parts: &[Part::new("devices", 240, devices)],
+    about: "agents that come, go and die under load, devices, links and MTU that change: no queue pair fails, nothing stays",
+    parts: &[Part::new("devices", 240, devices), Part::new("load", 300, load::agents)],
 };
 
 /// Whether traffic passes and host 0's agent counts it.

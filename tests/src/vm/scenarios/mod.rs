@@ -3,6 +3,7 @@
 mod classify;
 mod cnp;
 mod lifecycle;
+mod load;
 mod loss;
 mod mark;
 mod neighbours;
