@@ -39,7 +39,7 @@ pub use fabric::{Fabric, JUMBO, Node, Placement};
 pub use flows::{FlowId, Flows, Tally};
 pub use modules::{kernel_release, load};
 pub use perftest::{Perf, PerfResult, Running, rping};
-pub use report::{Case, Report, Skip, skip};
+pub use report::{Case, Report, Skip, Stalls, skip};
 pub use rxe::Counters;
 pub use wire::{Header, Passed, Wire, WireFlows, count};
 
@@ -81,6 +81,12 @@ impl Part {
     #[must_use]
     pub const fn cpus(self, cpus: u8) -> Self {
         Self { cpus, ..self }
+    }
+
+    /// With more memory.
+    #[must_use]
+    pub const fn memory(self, memory_mib: u32) -> Self {
+        Self { memory_mib, ..self }
     }
 
     /// Only where Linux is not older.

@@ -7,6 +7,7 @@ mod load;
 mod loss;
 mod mark;
 mod neighbours;
+mod pace;
 mod record;
 
 use super::{Part, Scenario};
@@ -17,6 +18,8 @@ pub const ALL: &[Scenario] = &[
     mark::SCENARIO,
     loss::SCENARIO,
     cnp::SCENARIO,
+    pace::EDT,
+    pace::HTB,
     lifecycle::SCENARIO,
     neighbours::SCENARIO,
     record::SCENARIO,

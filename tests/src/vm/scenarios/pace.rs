@@ -1,0 +1,174 @@
+//! Given rates on real soft-RoCE: what a queue pair may send is what it sends, without a drop and without a repeat.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::{
+    rig,
+    run::AgentProcess,
+    vm::{Case, Counters, Fabric, Flows, Part, Perf, Placement, Report, Scenario, Stalls, Wire, load, skip},
+};
+
+pub(super) const EDT: Scenario = Scenario {
+    name: "pace-edt",
+    about: "given rates by departure times: achieved within 1 or 2 %, without a drop or a repeat",
+    parts: &[Part::new("rates", 400, |r| rates(r, "edt")).memory(1_024)],
+};
+
+pub(super) const HTB: Scenario = Scenario {
+    name: "pace-htb",
+    about: "given rates by HTB classes: achieved within 2 %, without a drop or a repeat",
+    parts: &[Part::new("rates", 400, |r| rates(r, "htb")).memory(1_024)],
+};
+
+const CLIENT: usize = 0;
+const SERVER: usize = 1;
+/// Measured for this long, after a while in which the first packets pass.
+const WINDOW: Duration = Duration::from_secs(4);
+const SETTLE: Duration = Duration::from_secs(1);
+const MESSAGE: u64 = 65_536;
+/// Bytes on the wire of a message: path MTU 1024, headers of 58 bytes; what few bytes RETH and AETH add are too many to matter.
+const MESSAGE_ON_WIRE: u64 = 64 * 1_082;
+/// Of what the emulated CPU carries without a limit, at most this part is asked of it.
+const NEAR_LINE: f64 = 0.5;
+
+/// Queue pairs that send at a given rate.
+struct Run {
+    tool: &'static str,
+    qps: u64,
+    /// The host whose queue pairs send the data.
+    sender: usize,
+}
+
+const fn run_of(tool: &'static str, qps: u64, sender: usize) -> Run {
+    Run { tool, qps, sender }
+}
+
+/// Rates in Mb/s, with what is run at each. Each rate is an agent of its own, which takes an emulated CPU a while.
+const PLAN: [(u64, &[Run]); 4] = [
+    (1, &[run_of("ib_send_bw", 16, CLIENT)]),
+    (5, &[run_of("ib_write_bw", 1, CLIENT), run_of("ib_send_bw", 16, CLIENT), run_of("ib_read_bw", 1, SERVER)]),
+    (20, &[run_of("ib_write_bw", 1, CLIENT)]),
+    (50, &[run_of("ib_write_bw", 1, CLIENT), run_of("ib_send_bw", 1, CLIENT), run_of("ib_read_bw", 1, SERVER)]),
+];
+
+/// What host 0 sends without a limit, payload bits per second, while an agent and a capture do the same work as later.
+fn unlimited(fabric: &Fabric) -> Result<f64> {
+    let agent = fabric.agent(CLIENT, &["--link-rate", "1g", "--pacer", "off", "--ingress", "tc"])?;
+    let wire = Wire::start(&fabric.nodes[CLIENT])?;
+    let done = Perf::new("ib_send_bw").args("-e -s 65536 -n 200").run(fabric, CLIENT, SERVER)?;
+    wire.finish()?;
+    rig::finish(agent)?;
+    Ok(done.bits_per_sec())
+}
+
+fn rates(report: &mut Report, pacer: &str) -> Result<()> {
+    load(&[if pacer == "edt" { "sch_fq" } else { "sch_htb" }])?;
+    let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
+    let carried = unlimited(&fabric)?;
+    report.figure("carried_without_a_limit_mbit_per_sec", (carried / 1e6).round());
+    for (rate, runs) in PLAN {
+        let mut agents = BTreeMap::new();
+        for run in runs {
+            let Run { tool, qps, sender } = *run;
+            report.case(format!("{tool}, queue pairs: {qps}, {rate} Mb/s each"), |case| {
+                if (rate * qps) as f64 * 1e6 > carried * NEAR_LINE {
+                    return Err(skip(format!("without a limit this machine carries {:.0} Mb/s", carried / 1e6)));
+                }
+                if let std::collections::btree_map::Entry::Vacant(free) = agents.entry(sender) {
+                    free.insert(agent(&fabric, sender, pacer, rate)?);
+                }
+                achieved(case, &fabric, pacer, rate, run)
+            });
+        }
+        agents.into_values().try_for_each(|agent| rig::finish(agent).map(drop))?;
+    }
+    Ok(())
+}
+
+/// An agent whose queue pairs have a rate from their first packet on, never less and never more.
+fn agent(fabric: &Fabric, host: usize, pacer: &str, rate: u64) -> Result<AgentProcess> {
+    let rate = format!("{rate}m");
+    // The timer of a link this fast would only wake the controller a thousand times a second for nothing.
+    let given = ["--start-rate", &rate, "--rpg-min-rate", &rate, "--rpg-max-rate", &rate, "--rpg-time-reset", "200ms"];
+    fabric.agent(host, &[&["--link-rate", "1g", "--pacer", pacer, "--ingress", "tc"][..], &given].concat())
+}
+
+/// Looks again where the emulator took the CPU away meanwhile: a pacer gives nobody a burst for time that has passed.
+fn achieved(case: &mut Case, fabric: &Fabric, pacer: &str, rate: u64, run: &Run) -> Result<()> {
+    let tolerance = if pacer == "edt" && rate >= 50 { 0.01 } else { 0.02 };
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let stalls = Stalls::watch()?;
+        let worst = measure(case, fabric, rate, run)?;
+        let away = stalls.share()?;
+        case.figure("worst_percent_off", (worst * 10_000.0).round() / 100.0);
+        case.figure("cpu_away_percent", (away * 1_000.0).round() / 10.0);
+        case.figure("tries", tries);
+        if worst.abs() <= tolerance || !case.holds() {
+            return Ok(());
+        }
+        let what = format!("a queue pair is {:.2} % off its rate", worst * 100.0);
+        if away < tolerance / 2.0 {
+            case.expect(false, what);
+            return Ok(());
+        }
+        if tries == 3 {
+            return Err(skip(format!("{what}, and this machine's CPU was away for {:.1} % of the time", away * 100.0)));
+        }
+    }
+}
+
+/// How far the queue pair that is farthest off is off its rate: 0.01 = one percent too fast.
+fn measure(case: &mut Case, fabric: &Fabric, rate: u64, run: &Run) -> Result<f64> {
+    let Run { tool, qps, sender } = *run;
+    let (rxe, flows) = (Counters::all(fabric)?, Flows::read(fabric)?);
+    // As many messages as the time takes; WRITE polls, the others sleep for what completes.
+    let messages = (rate * 1_000_000 * (SETTLE + WINDOW).as_secs() / 8).div_ceil(MESSAGE_ON_WIRE);
+    let how = if tool == "ib_write_bw" { "" } else { "-e" };
+    let perf = Perf::new(tool).args(&format!("-s {MESSAGE} -q {qps} -n {messages} {how}"));
+    let before = drops(fabric, sender)?;
+    // Behind the qdisc that holds packets back, with the times at which they left it.
+    let wire = Wire::start(&fabric.nodes[sender])?;
+    perf.run(fabric, CLIENT, SERVER)?;
+    let passed = wire.finish()?;
+    let data: Vec<_> = passed.sent().filter(|seen| seen.packet.payload_len > 0).collect();
+    let begin = data.first().context("nothing was sent")?.at + SETTLE;
+    let mut queue_pairs: BTreeMap<u32, Vec<(Duration, u64)>> = BTreeMap::new();
+    for seen in data.into_iter().filter(|seen| seen.at >= begin) {
+        let of = queue_pairs.entry(seen.packet.bth.dest_qp.get()).or_default();
+        of.push((seen.at, seen.frame.len() as u64));
+    }
+    case.equal("queue pairs that send", queue_pairs.len() as u64, qps);
+    let mut worst: f64 = 0.0;
+    for (qp, packets) in &queue_pairs {
+        let (Some(first), Some(last)) = (packets.first(), packets.last()) else { continue };
+        let bytes: u64 = packets[1..].iter().map(|(_, bytes)| bytes).sum();
+        let time = last.0.saturating_sub(first.0);
+        let off = bytes as f64 * 8.0 / time.as_secs_f64() / (rate as f64 * 1e6) - 1.0;
+        if off.abs() > worst.abs() {
+            worst = off;
+        }
+        case.expect(time * 10 > WINDOW * 9, format_args!("queue pair {qp} sent for {:.1} s only", time.as_secs_f64()));
+    }
+    case.equal("drops of the qdisc", drops(fabric, sender)? - before, 0);
+    for ((node, before), after) in fabric.nodes.iter().zip(&rxe).zip(Counters::all(fabric)?) {
+        case.equal(format_args!("trouble of {}", node.device), after.since(before).trouble(), vec![]);
+    }
+    for (id, tally) in Flows::read(fabric)?.since(&flows).iter() {
+        case.equal(format_args!("loss at {} of queue pair {}", id.tap, id.dest_qp), tally.trouble(), vec![]);
+    }
+    Ok(worst)
+}
+
+/// What the sender's qdiscs have dropped.
+fn drops(fabric: &Fabric, sender: usize) -> Result<u64> {
+    let port = &fabric.nodes[sender].port;
+    let mut tc = port.ns.command("tc");
+    let output = tc.args(["-j", "-s", "qdisc", "show", "dev", &port.name]).output().context("cannot run tc")?;
+    let json: Value = serde_json::from_slice(&output.stdout).context("reading what tc says")?;
+    Ok(json.as_array().into_iter().flatten().filter_map(|q| q["drops"].as_u64()).sum())
+}
