@@ -170,7 +170,12 @@ impl Dcqcn {
             Preset::Soft => {
                 let mut fabric = Fabric::new(link, packet_bytes);
                 set(&mut fabric.feedback, self.feedback_delay.map(|t| t.0));
-                Params::soft(fabric)
+                let mut p = Params::soft(fabric);
+                // Its first α is for flows that start below their share. One that begins at the link rate has far to go down.
+                if self.start_rate.is_some_and(|r| r.0.bytes_per_sec() == 0) {
+                    p.rp.initial_alpha = ONE;
+                }
+                p
             }
             Preset::Paper => Params::paper(link),
             Preset::Nvidia => Params::nvidia(link),

@@ -159,6 +159,15 @@ fn the_soft_set_follows_the_delay_it_is_told() -> Result<()> {
 }
 
 #[test]
+fn flows_that_begin_at_the_link_rate_begin_with_all_of_alpha() -> Result<()> {
+    let alpha = |text: &str| anyhow::Ok(parse(text)?.params(LINK, PACKET)?.rp.initial_alpha);
+    assert_eq!((alpha("start_rate = 0")?, alpha("start_rate = \"1g\"")?), (ONE, ONE / 2));
+    assert_eq!(alpha("start_rate = 0\ninitial_alpha_value = 256")?, ONE / 4);
+    assert_eq!(alpha("preset = \"nvidia\"\nstart_rate = 0")?, alpha("preset = \"nvidia\"")?);
+    Ok(())
+}
+
+#[test]
 fn only_what_somebody_wrote_contradicts() -> Result<()> {
     // Above the start rate the preset would choose, below its minimum: the preset gives way.
     let p = parse("rpg_min_rate = \"9g\"")?.params(LINK, PACKET)?;
