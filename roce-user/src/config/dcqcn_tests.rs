@@ -79,8 +79,6 @@ proptest! {
                 additive: rate(min),
                 hyper: rate(ceiling),
                 start_rate: rate(if flags[1] { 0 } else { ceiling }),
-                start_additive: rate(if flags[0] { 0 } else { ceiling }),
-                start_periods: f,
                 usage,
                 idle_restart: Nanos(if usage == 0 { 0 } else { times[3] - 1 }),
             },
@@ -155,15 +153,6 @@ fn the_soft_set_follows_the_delay_it_is_told() -> Result<()> {
     let fabric = Fabric { feedback: Nanos::from_millis(2), ..Fabric::new(LINK, PACKET) };
     assert_eq!(told, Params::soft(fabric));
     assert!(told.rp.timer > Params::soft(Fabric::new(LINK, PACKET)).rp.timer);
-    Ok(())
-}
-
-#[test]
-fn flows_that_begin_at_the_link_rate_begin_with_all_of_alpha() -> Result<()> {
-    let alpha = |text: &str| anyhow::Ok(parse(text)?.params(LINK, PACKET)?.rp.initial_alpha);
-    assert_eq!((alpha("start_rate = 0")?, alpha("start_rate = \"1g\"")?), (ONE, ONE / 2));
-    assert_eq!(alpha("start_rate = 0\ninitial_alpha_value = 256")?, ONE / 4);
-    assert_eq!(alpha("preset = \"nvidia\"\nstart_rate = 0")?, alpha("preset = \"nvidia\"")?);
     Ok(())
 }
 

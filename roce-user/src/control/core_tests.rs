@@ -121,8 +121,7 @@ fn a_cnp_from_the_peer_cuts_the_rate_of_the_pair() {
     let pair = Command::AddPair { local: local(17), local_addr: L, peer: P, remote: Qpn::new(42) };
     assert_eq!(h.pair(17, 42), [pair]);
     let key = PeerQp::new(P, Qpn::new(42));
-    // The soft set's first α is a half.
-    let rate = Rate::from_bits_per_sec(75_000_000);
+    let rate = Rate::from_bits_per_sec(50_000_000);
     assert_eq!(h.feed(cnp(P, 17)), [Command::SetRate { key, rate }]);
     assert_eq!(h.core.rate(local(17)), Some(rate));
     let recovery = h.recover();
@@ -312,9 +311,9 @@ fn a_started_limiter_lasts_while_it_sends_and_goes_when_it_idles() {
     }
     assert_eq!(told.last(), Some(&Command::SetRate { key: PeerQp::new(P, Qpn::new(42)), rate: LINE }));
     assert_eq!(h.core.limited_len(), 1, "it is still sending");
-    // What it sent beyond its rate while it started is done first. Then it falls back to the start rate, and is forgotten.
+    // First it falls back to the start rate, then it is forgotten.
     let start = h.core.start_rate().unwrap();
-    for _ in 0..40 {
+    for _ in 0..30 {
         h.now += 500 * MS;
         h.core.advance(Nanos(h.now), &|_| Some(bytes), &mut told);
     }

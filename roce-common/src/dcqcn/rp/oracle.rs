@@ -23,8 +23,7 @@ pub(super) struct Oracle {
     bytes: u64,
     last_cut: Option<u64>,
     cnp_in_period: bool,
-    no_cnp_yet: bool,
-    start_until: u64,
+    starting: bool,
     lasting: bool,
     seen: u64,
     busy_until: u64,
@@ -47,8 +46,7 @@ impl Oracle {
             bytes: 0,
             last_cut: None,
             cnp_in_period: false,
-            no_cnp_yet: false,
-            start_until: now,
+            starting: false,
             lasting: false,
             seen: now,
             busy_until: now,
@@ -64,15 +62,7 @@ impl Oracle {
         if start == 0.0 || start >= p.ceiling().bytes_per_sec() as f64 {
             return Self { lasting: true, ..Self::new(p, now) };
         }
-        Self {
-            rc: start,
-            rt: start,
-            no_cnp_yet: true,
-            start_until: now + u64::from(p.start_periods) * p.timer.0,
-            lasting: true,
-            at_ceiling_since: None,
-            ..Self::new(p, now)
-        }
+        Self { rc: start, rt: start, starting: true, lasting: true, at_ceiling_since: None, ..Self::new(p, now) }
     }
 
     fn g(&self) -> f64 {
@@ -125,7 +115,7 @@ impl Oracle {
             self.alpha = (1.0 - self.g()) * self.alpha + self.g();
         }
         (self.t, self.bc, self.bytes) = (0, 0, 0);
-        self.no_cnp_yet = false;
+        self.starting = false;
         self.at_ceiling_since = None;
         self.last_cut = Some(now);
         if first || !by_period {
@@ -196,7 +186,7 @@ impl Oracle {
                 self.t += 1;
             }
             if self.at_ceiling_since.is_none() {
-                self.increase(at);
+                self.increase();
                 if self.rc > self.most() - 1.0 {
                     self.at_ceiling_since = Some(at);
                 }
@@ -208,29 +198,23 @@ impl Oracle {
         }
     }
 
-    fn increase(&mut self, at: u64) {
+    fn increase(&mut self) {
         let f = u64::from(self.p.fast_recovery) + u64::from(self.p.boundary == Boundary::UpTo);
         let (low, high) = (self.t.min(self.bc), self.t.max(self.bc));
         let (additive, hyper) = (self.p.additive.bytes_per_sec() as f64, self.p.hyper.bytes_per_sec() as f64);
-        let step = if self.p.byte_period == 0 {
-            match self.t.cmp(&f) {
+        if self.starting {
+            self.rt *= 1.5;
+        } else if self.p.byte_period == 0 {
+            self.rt += match self.t.cmp(&f) {
                 std::cmp::Ordering::Less => 0.0,
                 std::cmp::Ordering::Equal => additive,
                 std::cmp::Ordering::Greater => hyper,
-            }
+            };
         } else if low > f {
-            (low - f) as f64 * hyper
+            self.rt += (low - f) as f64 * hyper;
         } else if high >= f {
-            additive
-        } else {
-            0.0
-        };
-        let most = match self.p.start_additive.bytes_per_sec() {
-            0 => f64::INFINITY,
-            most => most as f64,
-        };
-        let starts = self.no_cnp_yet || at < self.start_until;
-        self.rt += if starts { (self.rt / 2.0).min(most) } else { step };
+            self.rt += additive;
+        }
         self.rt = self.rt.min(self.most());
         self.rc = (self.rt + self.rc) / 2.0;
     }
