@@ -22,7 +22,7 @@ const LOST_MASK: u64 = (1 << (64 - LOST)) - 1;
 pub struct Refusals(u64);
 
 impl Refusals {
-    /// None, and these bits, in 64 bits; 0 is none.
+    /// The refusals in 64 bits; 0 is none.
     #[inline(always)]
     pub const fn bits(self) -> u64 {
         self.0

@@ -102,7 +102,7 @@ pub(super) fn flows(args: &FlowsArgs) -> Result<bool> {
             story::add(&mut these, told);
         }
         let counters = [maps.counters(Direction::Ingress)?, maps.counters(Direction::Egress)?];
-        found.extend(story::findings(&name, (&partners, &maps.locals()), &counters, &all, told));
+        found.extend(story::findings(&name, &partners, &maps.locals(), &counters, &all, told));
         paths.extend(story::paths(&name, &all));
         if !args.json {
             tables.extend(tui::table(&name, "flows", &counters, &Stats::default(), &these, total));

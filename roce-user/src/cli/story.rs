@@ -56,7 +56,8 @@ fn views<'a>(
 /// What is found by the flows' counters and, where an agent tells, by their episodes; the gravest first.
 pub(super) fn findings(
     iface: &str,
-    (partners, locals): (&Partners, &[Addr]),
+    partners: &Partners,
+    locals: &[Addr],
     taps: &[Counters; 2],
     flows: &[(FlowKey, Flow)],
     story: Option<Value>,

@@ -79,10 +79,12 @@ pub fn detach_stale(bpffs: &Path, ifindex: u32) -> Result<Option<Removed>> {
     let pins = Pins::of(bpffs, ifindex)?;
     let our_clsact = pins.take_clsact()?;
     // First, while the egress program is still there.
-    if name.is_some() && pacer::is_ours(netlink.root_qdisc(ifindex)?.as_ref()) {
+    if let Some(name) = &name
+        && pacer::is_ours(netlink.root_qdisc(ifindex)?.as_ref())
+    {
         let mut maps = Maps::open(&pins).ok();
         pacer::remove_root(&mut netlink, ifindex, maps.as_mut())
-            .with_context(|| format!("{}: cannot remove our root qdisc", name.as_deref().unwrap_or_default()))?;
+            .with_context(|| format!("{name}: cannot remove our root qdisc"))?;
         removed.qdisc = true;
     }
     if pins.exist() {
