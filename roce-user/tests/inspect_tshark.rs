@@ -2,7 +2,13 @@
 //! capture; and for what `roce inspect --packets` prints of them. Where tshark is missing the tests say so and check
 //! nothing. Where tshark is known to misread, a test of its own says how.
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use roce_common::{
@@ -113,18 +119,20 @@ fn is_here() -> bool {
     }
 }
 
+/// The captures of the project.
+fn captures() -> impl Iterator<Item = PathBuf> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
+    let entries = fs::read_dir(directory).expect("tests/captures");
+    entries.map(|entry| entry.expect("entry").path()).filter(|path| path.extension().is_some_and(|e| e == "pcap"))
+}
+
 #[test]
 fn tshark_reads_the_same_fields() {
     if !is_here() {
         return;
     }
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
     let (mut compared, mut files) = (0, 0);
-    for entry in fs::read_dir(directory).expect("tests/captures") {
-        let path = entry.expect("entry").path();
-        if path.extension().is_none_or(|e| e != "pcap") {
-            continue;
-        }
+    for path in captures() {
         files += 1;
         let theirs = theirs(&path);
         let mut reader = PcapReader::new(fs::File::open(&path).expect("capture")).expect("header");
@@ -148,13 +156,8 @@ fn lines_of_packets_say_what_tshark_says() {
     if !is_here() {
         return;
     }
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
     let mut compared = 0;
-    for entry in fs::read_dir(directory).expect("tests/captures") {
-        let path = entry.expect("entry").path();
-        if path.extension().is_none_or(|e| e != "pcap") {
-            continue;
-        }
+    for path in captures() {
         let theirs = theirs(&path);
         let mut out = Vec::new();
         let args = InspectArgs { json: true, packets: true, ..InspectArgs::of([&path]) };
@@ -263,12 +266,10 @@ fn golden_answers_are_what_tshark_counts() {
     if !is_here() {
         return;
     }
-    let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
     let mut seen = 0;
-    for entry in fs::read_dir(&captures).expect("tests/captures") {
-        let path = entry.expect("entry").path();
+    for path in captures() {
         let name = path.file_stem().expect("name").to_string_lossy().into_owned();
-        if !name.starts_with("vm-") || path.extension().is_none_or(|e| e != "pcap") {
+        if !name.starts_with("vm-") {
             continue;
         }
         let golden: Value =

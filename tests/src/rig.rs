@@ -13,7 +13,8 @@ use roce_user::dataplane::{DEFAULT_BPFFS, Maps, Pins};
 use serde_json::Value;
 
 use crate::{
-    lab::{Port, Star},
+    capture::{Seen, save},
+    lab::{Port, Star, run_roce},
     run::{AgentProcess, AgentRole},
 };
 
@@ -121,6 +122,27 @@ pub fn maps(port: &Port) -> Result<Maps> {
 pub fn heartbeat(port: &Port) -> Result<Array<MapData, u64>> {
     let path = port.ns.run(|| Ok(Pins::of(Path::new(DEFAULT_BPFFS), port.index)?.path("HEARTBEAT")))?;
     Ok(Map::from_map_data(MapData::from_pin(path)?)?.try_into()?)
+}
+
+/// What `roce` reports in the namespace of a port, in JSON, with findings or without.
+///
+/// # Panics
+/// When it fails.
+pub fn report(port: &Port, args: &[&str]) -> Value {
+    let output = run_roce(&port.ns, args).expect("roce runs");
+    assert!(output.status.code().is_some_and(|c| c < 2), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// What it reports of packets that were captured.
+///
+/// # Panics
+/// When it fails, or they cannot be written to a file.
+pub fn inspected(port: &Port, seen: &[Seen]) -> Value {
+    let dir = tempfile::tempdir().expect("directory");
+    let file = dir.path().join("wire.pcap");
+    save(seen, &file).expect("file");
+    report(port, &["inspect", "--json", file.to_str().expect("UTF-8")])
 }
 
 /// Waits until `condition` holds; false when it does not within `timeout`.

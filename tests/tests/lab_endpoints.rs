@@ -160,7 +160,7 @@ fn senders_held_to_their_share_lose_nothing_at_the_switch() {
     const LONGEST: Duration = Duration::from_millis(2);
     const TRIES: u32 = 5;
     for left in (0..TRIES).rev() {
-        let watch = Watch::start();
+        let watch = Watch::every_cpu();
         let drops = hold_senders_to_their_share();
         let pause = watch.longest_pause();
         match drops {

@@ -9,9 +9,9 @@ use roce_common::{
     wire::Opcode,
 };
 use roce_tests::{
-    capture::{Capture, save},
+    capture::Capture,
     forge::{self, Forger},
-    lab::{Pair, Port, run_roce},
+    lab::Pair,
     needs_root,
     rig::{self, eventually},
     run::AgentRole,
@@ -228,12 +228,6 @@ const CASES: &[Case] = &[
 /// which the capture of this test leaves out.
 const NOT_COMPARED: [&str; 3] = ["malformed-on-4791", "not-roce-on-4791", "rocev1-present"];
 
-fn report(port: &Port, args: &[&str]) -> Value {
-    let output = run_roce(&port.ns, args).unwrap();
-    assert!(output.status.code().is_some_and(|c| c < 2), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
 /// Findings with their counts and whom they are about, without the tap: a file has one for both directions.
 fn findings(report: &Value) -> BTreeMap<String, (u64, Vec<String>)> {
     let who = |f: &Value| {
@@ -286,16 +280,13 @@ fn every_finding_of_flows_is_told_the_same_live_and_from_a_file() {
     let mut live = Value::Null;
     let all = || {
         thread::sleep(Duration::from_millis(300));
-        live = report(&pair.b.port, &["flows", "--json"]);
+        live = rig::report(&pair.b.port, &["flows", "--json"]);
         let found = findings(&live);
         want.iter().all(|code| found.contains_key(*code))
     };
     let complete = eventually(Duration::from_secs(6), all);
     assert!(agent.stop().unwrap().success(), "{}", agent.stderr());
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("wire.pcap");
-    save(&capture.finish().unwrap(), &file).unwrap();
-    let offline = report(&pair.b.port, &["inspect", "--json", file.to_str().unwrap()]);
+    let offline = rig::inspected(&pair.b.port, &capture.finish().unwrap());
     let (mut live, offline) = (findings(&live), findings(&offline));
     assert!(complete, "want {want:?}, live {live:#?}, offline {offline:#?}");
     let counts = NOT_COMPARED.map(|code| live.remove(code).map(|(count, _)| count));

@@ -1,7 +1,7 @@
 //! Connection management on the wire: what two hosts agree on, what nobody answers and what is refused is told the same live
 //! and from a file, and the path MTU reaches the tracker. Needs root.
 
-use std::{path::Path, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use roce_common::{
     abi::PairKey,
@@ -9,10 +9,10 @@ use roce_common::{
     wire::Opcode,
 };
 use roce_tests::{
-    capture::{Capture, Seen, save},
+    capture::Capture,
     endpoint::{Clock, Connection, Host, Message, Op, Traffic, ack_timeout, connect, loss},
     forge::Forger,
-    lab::{Pair, Port, run_roce},
+    lab::Pair,
     management::{Management, Terms},
     needs_root,
     oracle::tshark_management,
@@ -30,18 +30,6 @@ const TERMS: Terms = Terms {
     ack_timeout: 15,
     retries: 5,
 };
-
-fn told(port: &Port, args: &[&str]) -> Value {
-    let output = run_roce(&port.ns, args).unwrap();
-    assert!(output.status.code().is_some_and(|c| c < 2), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn inspected(port: &Port, seen: &[Seen], dir: &Path) -> Value {
-    let file = dir.join("wire.pcap");
-    save(seen, &file).unwrap();
-    told(port, &["inspect", "--json", file.to_str().unwrap()])
-}
 
 /// A flow of a report.
 fn flow<'a>(report: &'a Value, qp: u32, space: &str) -> &'a Value {
@@ -96,12 +84,12 @@ fn a_managed_dialogue_is_told_the_same_live_and_from_a_file() {
     thread::sleep(Duration::from_millis(2_200));
     management.disconnect().unwrap();
     assert!(eventually(Duration::from_secs(3), || ways.iter().all(|way| maps.path_mtu(*way).is_none())));
-    let live = told(&b.port, &["flows", "--json"]);
+    let live = rig::report(&b.port, &["flows", "--json"]);
     assert!(agent.stop().unwrap().success(), "{}", agent.stderr());
 
     let dir = tempfile::tempdir().unwrap();
     let seen = capture.finish().unwrap();
-    let offline = inspected(&b.port, &seen, dir.path());
+    let offline = rig::inspected(&b.port, &seen);
     for (side, other) in [(0, 1), (1, 0)] {
         // What the packets to the other side are sent with; its own receiver says how often after RNR NAKs.
         let want = json!({
@@ -168,13 +156,12 @@ fn a_path_mtu_that_no_packet_shows_gives_the_spans_of_reads() {
     };
     let mut live = Value::Null;
     let all = || {
-        live = told(&b.port, &["flows", "--json"]);
+        live = rig::report(&b.port, &["flows", "--json"]);
         live["flows"].as_array().unwrap().iter().filter(|f| f["packets"] == 4).count() == 2
     };
     assert!(eventually(Duration::from_secs(3), all));
     assert!(agent.stop().unwrap().success(), "{}", agent.stderr());
-    let dir = tempfile::tempdir().unwrap();
-    let offline = inspected(&b.port, &capture.finish().unwrap(), dir.path());
+    let offline = rig::inspected(&b.port, &capture.finish().unwrap());
     // Nobody told of the other one: a READ of at least 38 PSNs of 4,096 bytes, until the place of a later one teaches more.
     assert_eq!(flows_of(&live), [(Some(4), Some(3)), (Some(4), Some(303 - 38))]);
     assert_eq!(flows_of(&offline), flows_of(&live));
@@ -204,14 +191,14 @@ fn what_is_refused_and_what_nobody_answers_is_found_live_as_in_a_file() {
     let mut live = Value::Null;
     let both = || {
         thread::sleep(Duration::from_millis(400));
-        live = told(&b.port, &["flows", "--json"]);
+        live = rig::report(&b.port, &["flows", "--json"]);
         finding(&live, "connect-unanswered").is_some() && finding(&live, "connect-rejected").is_some()
     };
     assert!(eventually(Duration::from_secs(16), both), "{live}");
     assert!(agent.stop().unwrap().success(), "{}", agent.stderr());
     let dir = tempfile::tempdir().unwrap();
     let seen = capture.finish().unwrap();
-    let offline = inspected(&b.port, &seen, dir.path());
+    let offline = rig::inspected(&b.port, &seen);
     let [from, to] = [a, b].map(|h| h.address(false).to_string());
     for (code, what) in [
         ("connect-unanswered", "REQ without REP or REJ"),

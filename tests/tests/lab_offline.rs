@@ -8,7 +8,7 @@ use roce_common::{
     units::{Addr, Qpn},
 };
 use roce_tests::{
-    capture::{Capture, save},
+    capture::Capture,
     endpoint::{Clock, Connection, Host, Message, Op, Traffic, ack_timeout, connect},
     lab::{Bottleneck, Port, Star, run_roce, shape},
     needs_root, rig,
@@ -53,12 +53,6 @@ const FACTS: [&str; 9] = [
 /// Findings of episodes and counters that need nothing but the events that an agent hears. It does not hear of answers and
 /// of READs that go well, so whether READ answers were lost behind this tap, say, only a file tells.
 const FINDINGS: [&str; 4] = ["loss-before-tap", "reordering", "rnr-not-loss", "uc-loss"];
-
-fn json(port: &Port, args: &[&str]) -> Value {
-    let output = run_roce(&port.ns, args).unwrap();
-    assert!(output.status.code().is_some_and(|c| c < 2), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
 
 fn json_lines(port: &Port, args: &[&str]) -> Vec<Value> {
     let output = run_roce(&port.ns, args).unwrap();
@@ -121,7 +115,7 @@ fn a_lossy_dialogue_is_told_the_same_live_and_from_a_file() {
         qr.kill();
         // The agent looks once a second.
         thread::sleep(Duration::from_millis(2_200));
-        let live = json(&receiver.port, &["flows", "--json"]);
+        let live = rig::report(&receiver.port, &["flows", "--json"]);
         let findings = run_roce(&receiver.port.ns, &["flows", "--findings"]).unwrap();
         let text = String::from_utf8(findings.stdout).unwrap();
         assert!(findings.status.code() == Some(1) && text.contains("loss-before-tap (r): "), "{text}");
@@ -135,10 +129,7 @@ fn a_lossy_dialogue_is_told_the_same_live_and_from_a_file() {
         }
         assert_eq!(rig::control(&summary, "events_not_shown"), 0);
 
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("wire.pcap");
-        save(&capture.finish().unwrap(), &file).unwrap();
-        let offline = json(&receiver.port, &["inspect", "--json", file.to_str().unwrap()]);
+        let offline = rig::inspected(&receiver.port, &capture.finish().unwrap());
 
         for (report, what) in [(&live, "live"), (&offline, "offline")] {
             println!(

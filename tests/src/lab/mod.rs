@@ -18,5 +18,5 @@ pub use netns::{Netns, privileged};
 pub use qdisc::{QueueReader, QueueStats, QueueSummary, Sampler};
 pub use tap::{Place, Tap};
 pub use topology::{Bottleneck, HostPort, LEAF, Pair, Star, mtu_for, shape, transit};
-pub use traces::{Traces, roce, run_roce};
+pub use traces::{Traces, json, roce, run_roce};
 pub use watch::Watch;

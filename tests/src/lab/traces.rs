@@ -166,7 +166,11 @@ fn said(command: &mut Command) -> Result<String> {
 }
 
 /// What bpftool answers. Version 7.5 ends with a failure behind a good answer for a pinned link.
-fn json(command: &mut Command) -> Result<Value> {
+/// What a program says in JSON: `tc -j`, `rdma -j`, `bpftool -j`.
+///
+/// # Errors
+/// When it cannot be run, or says something else.
+pub fn json(command: &mut Command) -> Result<Value> {
     let output = command.output().with_context(|| format!("cannot run {}", command.get_program().display()))?;
     match serde_json::from_slice::<Value>(&output.stdout) {
         Ok(answer) if answer["error"].is_null() => Ok(answer),

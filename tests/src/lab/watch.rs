@@ -1,5 +1,5 @@
 //! Whether the machine ran its CPUs while something was measured: a hypervisor may take one away for longer than a short queue
-//! lasts.
+//! lasts, and an emulator may have none itself.
 
 use std::{
     sync::{
@@ -15,49 +15,94 @@ use nix::{
     unistd::Pid,
 };
 
-/// How often each CPU is asked for a sign of life.
-const PERIOD: Duration = Duration::from_micros(500);
+/// How late a thread woke that sleeps for one period after the other.
+#[derive(Clone, Copy, Default, Debug)]
+struct Late {
+    longest: Duration,
+    /// Beyond a period each time, which is the timer's and the scheduler's own.
+    sum: Duration,
+}
 
-/// A thread on each CPU that finds out when it is not run.
+/// Threads that wake again and again, and notice when they are not let.
 #[derive(Debug)]
 pub struct Watch {
     over: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Duration>>,
+    threads: Vec<JoinHandle<Late>>,
+    begin: Instant,
 }
 
 impl Watch {
-    /// Begins to watch every CPU that this process may use.
-    pub fn start() -> Self {
-        let over = Arc::new(AtomicBool::new(false));
+    /// Begins to watch every CPU that this process may use, twice a millisecond.
+    pub fn every_cpu() -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
-        let threads = (0..cpus).map(|cpu| {
-            let over = Arc::clone(&over);
-            thread::spawn(move || watch(cpu, &over))
-        });
-        Self { threads: threads.collect(), over }
+        Self::start(cpus, Duration::from_micros(500), |cpu| {
+            let mut set = CpuSet::new();
+            // Where it may not be bound, it watches wherever it is put.
+            if set.set(cpu).is_ok() {
+                let _unbound = sched_setaffinity(Pid::from_raw(0), &set);
+            }
+        })
     }
 
-    /// Ends it; the longest time for which one CPU ran nothing of ours.
+    /// Begins to watch with one thread of the highest priority, every millisecond: it waits for nothing but a CPU.
+    pub fn urgent() -> Self {
+        Self::start(1, Duration::from_millis(1), |_| {
+            let priority = 50_i32;
+            // SAFETY: the kernel reads the priority, which outlives the call; 0 is the calling thread. musl's own function says
+            // ENOSYS. Where it is refused, waits count too.
+            let _ = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_FIFO, &raw const priority) };
+        })
+    }
+
+    fn start(threads: usize, period: Duration, prepare: fn(usize)) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let threads = (0..threads).map(|n| {
+            let over = Arc::clone(&over);
+            thread::spawn(move || {
+                prepare(n);
+                watch(period, &over)
+            })
+        });
+        Self { threads: threads.collect(), over, begin: Instant::now() }
+    }
+
+    /// Ends it; the longest time for which one thread was not run.
     ///
     /// # Panics
     /// When a watching thread did.
-    pub fn longest_pause(self) -> Duration {
+    pub fn longest_pause(mut self) -> Duration {
+        self.end().map(|late| late.longest).max().unwrap_or_default()
+    }
+
+    /// Ends it; the part of the time in which a CPU was away, 0 to 1.
+    ///
+    /// # Panics
+    /// When a watching thread did.
+    pub fn share_away(mut self) -> f64 {
+        let time = self.begin.elapsed();
+        self.end().map(|late| late.sum).sum::<Duration>().as_secs_f64() / time.as_secs_f64()
+    }
+
+    fn end(&mut self) -> impl Iterator<Item = Late> {
         self.over.store(true, Ordering::Relaxed);
-        self.threads.into_iter().map(|t| t.join().expect("a watching thread panicked")).max().unwrap_or_default()
+        self.threads.drain(..).map(|thread| thread.join().expect("a watching thread panicked"))
     }
 }
 
-fn watch(cpu: usize, over: &AtomicBool) -> Duration {
-    let mut set = CpuSet::new();
-    // Where it may not be bound, it watches wherever it is put.
-    if set.set(cpu).is_ok() {
-        let _unbound = sched_setaffinity(Pid::from_raw(0), &set);
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
     }
-    let mut longest = Duration::ZERO;
+}
+
+fn watch(period: Duration, over: &AtomicBool) -> Late {
+    let mut late = Late::default();
     while !over.load(Ordering::Relaxed) {
         let begin = Instant::now();
-        thread::sleep(PERIOD);
-        longest = longest.max(begin.elapsed().saturating_sub(PERIOD));
+        thread::sleep(period);
+        let by = begin.elapsed().saturating_sub(period);
+        late.longest = late.longest.max(by);
+        late.sum += by.saturating_sub(period);
     }
-    longest
+    late
 }

@@ -47,6 +47,23 @@ impl Node {
         if ipv6 { self.port.v6.into() } else { self.port.v4.into() }
     }
 
+    /// Makes the switch's port to it mark every IPv4 RoCEv2 packet with CE.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn mark_all_with_ce(&self) -> Result<()> {
+        modules::load(&["sch_ingress", "cls_u32", "act_pedit", "act_csum"])?;
+        let port = &self.switch_port;
+        port.ns.tc(&[
+            format!("qdisc add dev {} clsact", port.name),
+            format!(
+                "filter add dev {} egress protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff \
+                 action pedit ex munge ip tos set 3 retain 3 pipe action csum ip",
+                port.name
+            ),
+        ])
+    }
+
     /// The index of its GID for an IP version.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ pub use fabric::{Fabric, JUMBO, Node, Placement};
 pub use flows::{FlowId, Flows, Tally};
 pub use modules::{kernel_release, load};
 pub use perftest::{Perf, PerfResult, Running, rping};
-pub use report::{Case, Report, Skip, Stalls, skip};
+pub use report::{Case, Report, Skip, skip};
 pub use rxe::Counters;
 pub use wire::{Header, Passed, Wire, WireFlows, count};
 

@@ -1,19 +1,8 @@
 //! What a part found, told line by line, so that what a dying kernel leaves is known.
 
-use std::{
-    fmt,
-    fs::File,
-    io::Write,
-    os::fd::AsRawFd,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
-};
+use std::{fmt, fs::File, io::Write, os::fd::AsRawFd, time::Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -98,58 +87,6 @@ impl Report {
     /// A line of another kind.
     pub(super) fn note(&mut self, kind: &str) {
         self.tell(&json!({"kind": kind}));
-    }
-}
-
-/// How long a guest's CPU was away, for the emulator had none itself or the kernel would not let go of it: a thread of the highest
-/// priority that wakes every millisecond, and notes how much too late.
-#[derive(Debug)]
-pub struct Stalls {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Duration>>,
-    begin: Instant,
-}
-
-impl Stalls {
-    /// From now on.
-    ///
-    /// # Errors
-    /// Without CAP_SYS_NICE.
-    pub fn watch() -> Result<Self> {
-        const PERIOD: Duration = Duration::from_millis(1);
-        let stop = Arc::new(AtomicBool::new(false));
-        let (told, priority) = (Arc::clone(&stop), 50_i32);
-        let thread = thread::Builder::new().name("stalls".into()).spawn(move || {
-            // SAFETY: the kernel reads the priority, which outlives the call; 0 is the calling thread. musl's own function says
-            // ENOSYS. Where it is refused, waits count as stalls.
-            let _ = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_FIFO, &raw const priority) };
-            let mut lost = Duration::ZERO;
-            while !told.load(Ordering::Relaxed) {
-                let asleep = Instant::now();
-                thread::sleep(PERIOD);
-                // Another period is the timer's and the scheduler's own.
-                lost += asleep.elapsed().saturating_sub(PERIOD * 2);
-            }
-            lost
-        })?;
-        Ok(Self { stop, thread: Some(thread), begin: Instant::now() })
-    }
-
-    /// The part of the time since then in which it was away, 0 to 1.
-    ///
-    /// # Errors
-    /// When the thread has panicked.
-    pub fn share(mut self) -> Result<f64> {
-        self.stop.store(true, Ordering::Relaxed);
-        let time = self.begin.elapsed();
-        let lost = self.thread.take().context("asked before")?.join().map_err(|_| anyhow!("the watch panicked"))?;
-        Ok(lost.as_secs_f64() / time.as_secs_f64())
-    }
-}
-
-impl Drop for Stalls {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
     }
 }
 

@@ -14,11 +14,10 @@ use roce_common::{
     units::{Addr, Qpn},
 };
 use roce_user::netlink::rdma::{self, QpType, QueuePair};
-use serde_json::Value;
 
 use crate::{
     forge::{Forger, altered},
-    lab::HostPort,
+    lab::{HostPort, json},
     rig,
     run::AgentProcess,
     vm::{Case, Counters, Fabric, Node, Part, Perf, Placement, Report, Running, Scenario, load},
@@ -157,10 +156,7 @@ impl Bench {
 /// RoCEv2 packets that the switch has let out to a host, by its own count.
 fn passed_to(node: &Node) -> Result<u64> {
     let port = &node.switch_port;
-    let mut tc = port.ns.command("tc");
-    let output =
-        tc.args(["-s", "-j", "filter", "show", "dev", &port.name, "egress"]).output().context("cannot run tc")?;
-    let json: Value = serde_json::from_slice(&output.stdout).context("reading what tc says")?;
+    let json = json(port.ns.command("tc").args(["-s", "-j", "filter", "show", "dev", &port.name, "egress"]))?;
     let mut actions =
         json.as_array().into_iter().flatten().filter_map(|f| f["options"]["actions"][0]["stats"]["packets"].as_u64());
     actions.next_back().with_context(|| format!("tc shows no count: {json}"))

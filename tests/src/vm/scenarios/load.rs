@@ -57,19 +57,12 @@ impl<'scope> Load<'scope> {
 
 /// Agents come, go, die and stand still. The switch marks every packet to host 1, so that host 0 always has a limiter.
 pub(super) fn agents(report: &mut Report) -> Result<()> {
-    load(&["sch_ingress", "cls_u32", "act_pedit", "act_csum", "sch_tbf"])?;
+    load(&["sch_tbf"])?;
     let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
     let port = &fabric.nodes[1].switch_port;
-    port.ns.tc(&[
-        // What agents need of the CPU is left, and nothing is dropped: 64 packets of the queue pair fit.
-        format!("qdisc add dev {} root tbf rate 60mbit burst 20k limit 500k", port.name),
-        format!("qdisc add dev {} clsact", port.name),
-        format!(
-            "filter add dev {} egress protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff \
-             action pedit ex munge ip tos set 3 retain 3 pipe action csum ip",
-            port.name
-        ),
-    ])?;
+    // What agents need of the CPU is left, and nothing is dropped: 64 packets of the queue pair fit.
+    port.ns.tc(&[format!("qdisc add dev {} root tbf rate 60mbit burst 20k limit 500k", port.name)])?;
+    fabric.nodes[1].mark_all_with_ce()?;
     let _receiver = fabric.agent(1, &["--ingress", "tc", "--pacer", "off"])?;
     let before = Counters::all(&fabric)?;
     let stop = AtomicBool::new(false);

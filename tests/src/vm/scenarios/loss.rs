@@ -1,12 +1,10 @@
 //! A switch that drops silently: what we count as lost is what it dropped, on the right side of each tap, and agrees with rxe.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 
 use crate::{
     capture::Seen,
+    lab::json,
     run::AgentProcess,
     vm::{Case, Counters, Fabric, Flows, Header, Node, Part, Passed, Perf, Placement, Report, Scenario, Wire, load},
 };
@@ -142,9 +140,7 @@ impl Bench {
     /// What the switch's own qdisc says that it has dropped.
     fn dropped(&self) -> Result<u64> {
         let port = &self.port().switch_port;
-        let mut tc: Command = port.ns.command("tc");
-        let output = tc.args(["-s", "-j", "qdisc", "show", "dev", &port.name]).output().context("cannot run tc")?;
-        let json: Value = serde_json::from_slice(&output.stdout).context("reading what tc says")?;
+        let json = json(port.ns.command("tc").args(["-s", "-j", "qdisc", "show", "dev", &port.name]))?;
         json[0]["drops"].as_u64().with_context(|| format!("the switch's port has no queue that drops: {json}"))
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     capture::Seen,
     rig,
     run::AgentProcess,
-    vm::{Case, Counters, Fabric, Header, JUMBO, Part, Perf, Placement, Report, Scenario, Wire, load, rping},
+    vm::{Case, Counters, Fabric, Header, JUMBO, Part, Perf, Placement, Report, Scenario, Wire, rping},
 };
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -26,7 +26,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const DATA_DSCP: u8 = 34;
 const CNP_DSCP: u8 = 46;
 const ECT0: u8 = 2;
-const CE: u8 = 3;
 
 /// An agent that marks, and paces nothing.
 fn agent(fabric: &Fabric, node: usize, more: &[&str]) -> Result<AgentProcess> {
@@ -148,17 +147,8 @@ fn policies(report: &mut Report) -> Result<()> {
 
 /// The switch says that it is congested: every data packet gets CE there.
 fn congestion(report: &mut Report) -> Result<()> {
-    load(&["sch_ingress", "cls_u32", "act_pedit", "act_csum"])?;
     let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
-    let port = &fabric.nodes[1].switch_port;
-    port.ns.tc(&[
-        format!("qdisc add dev {} clsact", port.name),
-        format!(
-            "filter add dev {} egress protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff \
-             action pedit ex munge ip tos set {CE} retain {CE} pipe action csum ip",
-            port.name
-        ),
-    ])?;
+    fabric.nodes[1].mark_all_with_ce()?;
     report.case("without us CE changes nothing", |case| {
         let perf = Perf::new("ib_write_bw").args("-s 65536 -n 20 --tclass 2");
         let [_, answers] = sent(case, &fabric, || perf.run(&fabric, 0, 1).map(drop))?;

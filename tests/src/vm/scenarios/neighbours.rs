@@ -12,7 +12,7 @@ use roce_user::dataplane::Object;
 use serde_json::Value;
 
 use crate::{
-    lab::run_roce,
+    lab::{json, run_roce},
     rig,
     vm::{Fabric, Flows, Part, Perf, Placement, Report, Scenario, Wire, count, load},
 };
@@ -99,9 +99,7 @@ fn tcp(report: &mut Report) -> Result<()> {
 
 /// How often a program has run, by bpftool.
 fn runs(id: u32) -> Result<u64> {
-    let output =
-        Command::new("bpftool").args(["-j", "prog", "show", "id", &id.to_string()]).output().context("bpftool")?;
-    let json: Value = serde_json::from_slice(&output.stdout).context("reading what bpftool says")?;
+    let json = json(Command::new("bpftool").args(["-j", "prog", "show", "id", &id.to_string()]))?;
     Ok(json["run_cnt"].as_u64().unwrap_or(0))
 }
 

@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
 use crate::{
+    lab::{Watch, json},
     rig,
     run::AgentProcess,
-    vm::{Case, Counters, Fabric, Flows, Part, Perf, Placement, Report, Scenario, Stalls, Wire, load, skip},
+    vm::{Case, Counters, Fabric, Flows, Part, Perf, Placement, Report, Scenario, Wire, load, skip},
 };
 
 pub(super) const EDT: Scenario = Scenario {
@@ -102,9 +102,9 @@ fn achieved(case: &mut Case, fabric: &Fabric, pacer: &str, rate: u64, run: &Run)
     let mut tries = 0;
     loop {
         tries += 1;
-        let stalls = Stalls::watch()?;
+        let watch = Watch::urgent();
         let worst = measure(case, fabric, rate, run)?;
-        let away = stalls.share()?;
+        let away = watch.share_away();
         case.figure("worst_percent_off", (worst * 10_000.0).round() / 100.0);
         case.figure("cpu_away_percent", (away * 1_000.0).round() / 10.0);
         case.figure("tries", tries);
@@ -167,8 +167,6 @@ fn measure(case: &mut Case, fabric: &Fabric, rate: u64, run: &Run) -> Result<f64
 /// What the sender's qdiscs have dropped.
 fn drops(fabric: &Fabric, sender: usize) -> Result<u64> {
     let port = &fabric.nodes[sender].port;
-    let mut tc = port.ns.command("tc");
-    let output = tc.args(["-j", "-s", "qdisc", "show", "dev", &port.name]).output().context("cannot run tc")?;
-    let json: Value = serde_json::from_slice(&output.stdout).context("reading what tc says")?;
+    let json = json(port.ns.command("tc").args(["-j", "-s", "qdisc", "show", "dev", &port.name]))?;
     Ok(json.as_array().into_iter().flatten().filter_map(|q| q["drops"].as_u64()).sum())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 
 use crate::{
     capture::Seen,
@@ -76,14 +76,14 @@ fn dropped(before: &Passed, behind: &Passed) -> usize {
     for seen in behind.received() {
         *left.entry(&seen.frame).or_default() += 1;
     }
-    let passed = |seen: &&Seen| match left.get_mut(&seen.frame[..]) {
+    let is_missing = |seen: &&Seen| match left.get_mut(&seen.frame[..]) {
         Some(n) if *n > 0 => {
             *n -= 1;
-            true
+            false
         }
-        _ => false,
+        _ => true,
     };
-    before.sent().filter(passed).count().abs_diff(before.sent().count())
+    before.sent().filter(is_missing).count()
 }
 
 /// One packet is dropped, and with path MTU 256 there are enough behind it for a NAK.
@@ -118,10 +118,9 @@ fn congestion(report: &mut Report) -> Result<()> {
     let fabric = Fabric::new(3, 1_500, Placement::Initial)?;
     // At line rate from the start, so that the queue is there at once.
     let args = ["--link-rate", "10m", "--start-rate", "0", "--ingress", "tc"];
-    let _hosts = [0, 1, 2].map(|host| {
-        fabric.agent(host, &[&args[..], &["--pacer", if host == RECEIVER { "off" } else { "edt" }]].concat())
-    });
-    ensure!(_hosts.iter().all(Result::is_ok), "an agent does not attach");
+    let attach =
+        |host| fabric.agent(host, &[&args[..], &["--pacer", if host == RECEIVER { "off" } else { "edt" }]].concat());
+    let _hosts = (0..3).map(attach).collect::<Result<Vec<_>>>()?;
     let slow = &fabric.nodes[RECEIVER].switch_port;
     let _port = rig::agent(slow, crate::run::AgentRole::Cp, &[&args[..], &["--pacer", "off"]].concat())?;
     report.case("vm-incast", |case| {
