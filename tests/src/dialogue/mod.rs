@@ -19,6 +19,8 @@ mod sim;
 
 pub use frames::Wire;
 pub use ledger::Truth;
+#[cfg(test)]
+pub(crate) use random::Random;
 pub use sim::{Dialogue, Kind, TIMEOUT, dialogue};
 
 use roce_common::{psn::Psn, wire::Opcode};

@@ -2,10 +2,10 @@
 
 /// A source of numbers.
 #[derive(Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -17,17 +17,17 @@ impl Random {
     }
 
     /// A number below `n`.
-    pub(super) fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         (self.next() >> 33) % n
     }
 
     /// A number from `low` to `high`.
-    pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
+    pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
     /// True in `n` of 1,000 cases.
-    pub(super) fn permille(&mut self, n: u64) -> bool {
+    pub(crate) fn permille(&mut self, n: u64) -> bool {
         self.below(1_000) < n
     }
 }
