@@ -130,7 +130,7 @@ pub struct QueueSummary {
     pub samples: usize,
 }
 
-/// A thread that reads a queue every millisecond.
+/// A thread that reads a queue again and again, every millisecond unless told otherwise.
 #[derive(Debug)]
 pub struct Sampler {
     stop: Arc<AtomicBool>,
@@ -144,6 +144,14 @@ impl Sampler {
     /// # Errors
     /// When there is no such qdisc.
     pub fn start(ns: &Netns, index: u32, handle: u16) -> Result<Self> {
+        Self::every(PERIOD, ns, index, handle)
+    }
+
+    /// The same with another period: asking takes a slow machine a while.
+    ///
+    /// # Errors
+    /// When there is no such qdisc.
+    pub fn every(period: Duration, ns: &Netns, index: u32, handle: u16) -> Result<Self> {
         let reader = ns.run(|| {
             let reader = QueueReader::open(index, handle)?;
             reader.read()?;
@@ -160,7 +168,7 @@ impl Sampler {
                         let sample = Sample { at: Instant::now(), stats };
                         samples.lock().unwrap_or_else(PoisonError::into_inner).push(sample);
                     }
-                    thread::sleep(PERIOD);
+                    thread::sleep(period);
                 }
             }
         })?;

@@ -38,7 +38,7 @@ pub use boot::init;
 pub use fabric::{Fabric, JUMBO, Node, Placement};
 pub use flows::{FlowId, Flows, Tally};
 pub use modules::{kernel_release, load};
-pub use perftest::{Perf, PerfResult, Running, rping};
+pub use perftest::{Perf, PerfResult, Running, Served, rping};
 pub use report::{Case, Report, Skip, skip};
 pub use rxe::Counters;
 pub use wire::{Header, Passed, Wire, WireFlows, count};

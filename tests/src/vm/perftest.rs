@@ -106,10 +106,17 @@ impl Perf {
     /// # Errors
     /// When the server does not listen.
     pub fn start(&self, fabric: &Fabric, client: usize, server: usize) -> Result<Running> {
+        self.serve(fabric, client, server)?.connect()
+    }
+
+    /// Starts the server alone: of several transfers that are to begin at once, all servers go first.
+    ///
+    /// # Errors
+    /// When it does not listen.
+    pub fn serve(&self, fabric: &Fabric, client: usize, server: usize) -> Result<Served> {
         let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
         let (client, server) = (&fabric.nodes[client], &fabric.nodes[server]);
-        let mut ends = [self.command(server, port)?, self.command(client, port)?];
-        let [at_server, at_client] = &mut ends;
+        let (mut at_server, mut at_client) = (self.command(server, port)?, self.command(client, port)?);
         if self.by_cm {
             at_server.args(["--bind_source_ip", &server.address(self.ipv6).to_string()]);
             at_client.args(["--bind_source_ip", &client.address(self.ipv6).to_string()]);
@@ -118,9 +125,9 @@ impl Perf {
             at_client.arg(fabric.side_address(server).to_string());
         }
         let log = |end: &str| PathBuf::from(format!("/run/{}-{port}-{end}", self.tool));
-        let mut running = Running {
+        let running = Running {
             name: format!("{} {}", self.tool, self.args.join(" ")),
-            server: End::start(at_server, log("server"))?,
+            server: End::start(&mut at_server, log("server"))?,
             client: None,
             begin: Instant::now(),
             limit: self.limit,
@@ -131,9 +138,7 @@ impl Perf {
         } else if !wait_listening(&server.port.ns, port)? {
             bail!("{} does not listen: {}", running.name, running.server.said());
         }
-        running.begin = Instant::now();
-        running.client = Some(End::start(at_client, log("client"))?);
-        Ok(running)
+        Ok(Served { running, client: at_client, log: log("client") })
     }
 
     fn command(&self, node: &Node, port: u16) -> Result<Command> {
@@ -148,6 +153,26 @@ impl Perf {
             command.arg("-R");
         }
         Ok(command)
+    }
+}
+
+/// A server that waits for its client.
+#[derive(Debug)]
+pub struct Served {
+    running: Running,
+    client: Command,
+    log: PathBuf,
+}
+
+impl Served {
+    /// Starts the client.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn connect(mut self) -> Result<Running> {
+        self.running.begin = Instant::now();
+        self.running.client = Some(End::start(&mut self.client, self.log)?);
+        Ok(self.running)
     }
 }
 

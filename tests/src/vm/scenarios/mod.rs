@@ -2,6 +2,7 @@
 
 mod classify;
 mod cnp;
+mod incast;
 mod lifecycle;
 mod load;
 mod loss;
@@ -20,6 +21,7 @@ pub const ALL: &[Scenario] = &[
     cnp::SCENARIO,
     pace::EDT,
     pace::HTB,
+    incast::SCENARIO,
     lifecycle::SCENARIO,
     neighbours::SCENARIO,
     record::SCENARIO,

@@ -1,0 +1,295 @@
+//! The main job on real soft-RoCE: four hosts write to one, whose port of the switch is slow and has a short queue. Once as the
+//! kernel does it, once with the loop; each in a guest of its own, for what the first leaves behind may hang a kernel.
+
+use std::{
+    collections::HashSet,
+    fs,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use roce_common::{abi::Direction, units::Addr};
+use roce_user::sim::engine::jain;
+
+use crate::{
+    lab::{Bottleneck, LEAF, Sampler, shape},
+    rig,
+    run::{AgentProcess, AgentRole},
+    vm::{Case, Counters, Fabric, Part, Passed, Perf, Placement, Report, Running, Scenario, Served, Wire, load, skip},
+};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "loop",
+    about: "incast of four hosts into a slow port with a short queue, with and without us",
+    parts: &[Part::new("without", 300, without).memory(1_024), Part::new("with", 400, with).memory(1_024)],
+};
+
+/// The receiver, and how many send.
+const RECEIVER: usize = 0;
+const SENDERS: usize = 4;
+/// The slow port: an emulated CPU carries several times as much, beside six agents and eight perftests.
+const PORT: Bottleneck = Bottleneck { bits_per_sec: 8_000_000, queue: 64 };
+const RATE: &str = "8m";
+/// How late an emulated CPU that runs all this answers.
+const FEEDBACK: &str = "10ms";
+/// What each sends.
+const MESSAGE: u64 = 65_536;
+const MESSAGES: u64 = 290;
+/// Bytes on the wire of one message: path MTU 1024, headers of 58 bytes.
+const MESSAGE_ON_WIRE: u64 = 64 * (1_024 + 58);
+/// From the first packet on, this long the flows find their rates.
+const START_UP: Duration = Duration::from_secs(30);
+/// Nothing may be dropped later than this after the first packet.
+const MAY_DROP: Duration = Duration::from_millis(200);
+/// A CPU that is busy for more of the time than this is what limits the transfers, not the port: then no goodput is asked for.
+const BUSY: f64 = 0.9;
+/// A transfer gets three times what its share of the port would take.
+const PATIENCE: Duration = Duration::from_secs(165);
+
+/// Payload bits per second that the port can carry.
+fn capacity() -> f64 {
+    PORT.bits_per_sec as f64 * MESSAGE as f64 / MESSAGE_ON_WIRE as f64
+}
+
+fn fabric() -> Result<Fabric> {
+    load(&["sch_htb", "sch_fq"])?;
+    let fabric = Fabric::new(1 + SENDERS as u8, 1_500, Placement::Initial)?;
+    shape(&fabric.nodes[RECEIVER].switch_port, PORT)?;
+    Ok(fabric)
+}
+
+fn start(fabric: &Fabric) -> Result<Vec<Running>> {
+    // It sleeps for its completions (-e), which WRITE cannot: an emulated CPU has more to do than to poll.
+    let perf = Perf::new("ib_send_bw").args(&format!("-e -s {MESSAGE} -n {MESSAGES}")).limit(PATIENCE);
+    let servers = (1..=SENDERS).map(|sender| perf.serve(fabric, sender, RECEIVER)).collect::<Result<Vec<_>>>()?;
+    servers.into_iter().map(Served::connect).collect()
+}
+
+/// Every 20 ms: asked every millisecond an emulated CPU does little else.
+fn sampler(fabric: &Fabric) -> Result<Sampler> {
+    let port = &fabric.nodes[RECEIVER].switch_port;
+    Sampler::every(Duration::from_millis(20), &port.ns, port.index, LEAF)
+}
+
+/// What all devices together count of trouble.
+fn trouble(fabric: &Fabric) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for node in &fabric.nodes {
+        all.extend(Counters::read(&node.device)?.trouble().iter().map(|t| format!("{}: {t}", node.device)));
+    }
+    Ok(all)
+}
+
+/// As the kernel does it: nothing is asked of it, what happens is told.
+fn without(report: &mut Report) -> Result<()> {
+    let fabric = fabric()?;
+    report.case("four into one, the kernel alone", |case| {
+        let (sampler, wire) = (sampler(&fabric)?, Wire::start(&fabric.nodes[RECEIVER])?);
+        let begin = Instant::now();
+        let transfers = start(&fabric)?;
+        let done: Vec<_> = transfers.into_iter().filter_map(|t| t.wait().ok()).collect();
+        let end = Instant::now();
+        let arrived = arrived(&fabric, &wire.finish()?);
+        let queue = sampler.summary(begin, end);
+        case.figure("transfers_done", format!("{} of {SENDERS}", done.len()));
+        case.figure("seconds", end.duration_since(begin).as_secs());
+        case.figure("drops", queue.drops);
+        case.figure("rxe", trouble(&fabric)?);
+        let payload: u64 = arrived.iter().flatten().map(|(_, bytes)| bytes).sum();
+        let goodput = payload as f64 * 8.0 / end.duration_since(begin).as_secs_f64() / capacity();
+        case.figure("goodput_percent", (goodput * 1_000.0).round() / 10.0);
+        ensure!(queue.samples > 0, "the queue was never looked at");
+        Ok(())
+    });
+    Ok(())
+}
+
+/// The agents of the loop: one on every host, one at the slow port.
+struct Agents {
+    hosts: Vec<AgentProcess>,
+    port: AgentProcess,
+}
+
+impl Agents {
+    fn start(fabric: &Fabric, pacer: &str) -> Result<Self> {
+        let host = ["--link-rate", RATE, "--pacer", pacer, "--ingress", "tc", "--feedback-delay", FEEDBACK];
+        // One after the other: the verifier takes its time on an emulated CPU.
+        let hosts = fabric.nodes.iter().map(|n| rig::agent(&n.port, AgentRole::Host, &host)).collect::<Result<_>>()?;
+        let cp = ["--link-rate", RATE, "--pacer", "off", "--ingress", "tc"];
+        let port = rig::agent(&fabric.nodes[RECEIVER].switch_port, AgentRole::Cp, &cp)?;
+        Ok(Self { hosts, port })
+    }
+}
+
+/// With the loop.
+fn with(report: &mut Report) -> Result<()> {
+    let fabric = fabric()?;
+    let begin = Instant::now();
+    let agents = Agents::start(&fabric, "edt")?;
+    report.figure("attach_seconds", begin.elapsed().as_secs());
+    let mut seen = None;
+    report.case("four into one, with the loop", |case| run(case, &fabric).map(|outcome| seen = Some(outcome)));
+    report.case("drops after the first 200 ms", |case| {
+        let outcome = seen.as_ref().context("the transfers were not seen through")?;
+        case.figure("drops_later", outcome.late_drops);
+        outcome.asks(case, outcome.late_drops == 0, format!("{} drops later than 200 ms", outcome.late_drops))
+    });
+    report.case("goodput of the port", |case| {
+        let outcome = seen.as_ref().context("the transfers were not seen through")?;
+        let percent = (outcome.goodput * 1_000.0).round() / 10.0;
+        case.figure("goodput_percent", percent);
+        outcome.asks(case, outcome.goodput >= 0.9, format!("goodput is {percent} % of the port"))
+    });
+    let Agents { hosts, port } = agents;
+    report.case("what the agents counted", |case| {
+        let hosts = hosts.into_iter().map(rig::finish).collect::<Result<Vec<_>>>()?;
+        let port = rig::finish(port)?;
+        let marked = rig::counter(&port, "egress", "ce_marked");
+        let cnps: u64 = hosts.iter().map(|h| rig::counter(h, "egress", "np_cnp_sent")).sum();
+        let handled: u64 = hosts.iter().map(|h| rig::control(h, "rp_handled")).sum();
+        case.figure("ce_marked", marked);
+        case.figure("cnp_sent", cnps);
+        case.figure("cnp_handled", handled);
+        case.expect(marked > 0 && cnps > 0, "the loop never closed");
+        case.equal("CNPs sent and handled", handled, cnps);
+        // User space pairs a queue pair at its first packet; CE until then has nobody to tell.
+        let early: u64 = hosts.iter().map(|h| rig::counter(h, "ingress", "np_unpaired")).sum();
+        case.figure("ce_before_the_pairing", early);
+        case.expect(early * 20 < marked, format_args!("{early} of {marked} CE had no sender"));
+        let slowest = hosts.iter().filter_map(|h| h["control"]["reaction_ns"]["p99"].as_u64()).max();
+        case.figure("reaction_p99_us", slowest.map(|ns| ns / 1_000));
+        for name in ["cnp_unpaired", "np_failed", "cnp_bad_icrc"] {
+            let sum: u64 = hosts.iter().map(|h| rig::counter(h, "ingress", name)).sum();
+            case.equal(name, sum, 0);
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+/// New payload that the slow port let out, by sender: when, and how much.
+fn arrived(fabric: &Fabric, wire: &Passed) -> Vec<Vec<(Duration, u64)>> {
+    let mut known = HashSet::new();
+    let mut of = vec![Vec::new(); SENDERS];
+    let sources: Vec<Addr> = (1..=SENDERS).map(|sender| fabric.nodes[sender].address(false).into()).collect();
+    for seen in wire.received().filter(|seen| seen.packet.payload_len > 0) {
+        let packet = &seen.packet;
+        let Some(sender) = sources.iter().position(|source| *source == packet.src) else { continue };
+        if known.insert((sender, packet.bth.dest_qp.get(), packet.bth.psn.get())) {
+            of[sender].push((seen.at, u64::from(packet.payload_len)));
+        }
+    }
+    of
+}
+
+/// How much of the time the guest's CPUs were not idle.
+struct Busy {
+    idle: u64,
+    all: u64,
+}
+
+impl Busy {
+    fn begin() -> Result<Self> {
+        let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+        // proc(5): user, nice, system, idle, iowait, irq, softirq, steal, …
+        let ticks: Vec<u64> = stat.lines().next().unwrap_or("").split(' ').filter_map(|n| n.parse().ok()).collect();
+        let [_, _, _, idle, wait, ..] = ticks[..] else { bail!("/proc/stat begins with {ticks:?}") };
+        Ok(Self { idle: idle + wait, all: ticks.iter().sum() })
+    }
+
+    /// From 0 to 1, since it began.
+    fn share(&self) -> Result<f64> {
+        let now = Self::begin()?;
+        Ok(1.0 - (now.idle - self.idle) as f64 / (now.all - self.all).max(1) as f64)
+    }
+}
+
+/// What became of the transfers.
+struct Outcome {
+    /// The part of the port that was used after the start-up.
+    goodput: f64,
+    late_drops: u32,
+    /// The part of the time in which the guest's CPU was not idle.
+    busy: f64,
+}
+
+impl Outcome {
+    /// Asks for what a fabric must have, and only a machine that had the CPU for it can show.
+    fn asks(&self, case: &mut Case, holds: bool, said: String) -> Result<()> {
+        if !holds && self.busy > BUSY {
+            return Err(skip(format!(
+                "{said}, but the guest's CPU was busy for {:.1} % of the time",
+                self.busy * 100.0
+            )));
+        }
+        case.expect(holds, said);
+        Ok(())
+    }
+}
+
+fn run(case: &mut Case, fabric: &Fabric) -> Result<Outcome> {
+    let sampler = sampler(fabric)?;
+    let wire = Wire::start(&fabric.nodes[RECEIVER])?;
+    let cpu = Busy::begin()?;
+    let (begin, clock) = (Instant::now(), SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?);
+    let mut rates = Vec::new();
+    for transfer in start(fabric)? {
+        match transfer.wait() {
+            Ok(result) => rates.push(result.bits_per_sec()),
+            Err(e) => case.expect(false, format_args!("a transfer did not complete: {e:#}")),
+        }
+    }
+    let (end, wire) = (Instant::now(), wire.finish()?);
+    let busy = cpu.share()?;
+    case.figure("cpu_busy_percent", (busy * 1_000.0).round() / 10.0);
+    let arrived = arrived(fabric, &wire);
+    let first = arrived.iter().flat_map(|of| of.first()).map(|(at, _)| *at).min().context("nothing arrived")?;
+    let all_began = arrived.iter().filter_map(|of| of.first()).map(|(at, _)| *at).max().unwrap_or(first);
+    // Until the first is done: from then on the others have more room.
+    let (from, until) = (all_began + START_UP, arrived.iter().filter_map(|of| of.last()).map(|(at, _)| *at).min());
+    let window = until.and_then(|until| until.checked_sub(from)).unwrap_or_default().as_secs_f64();
+    let within = |of: &[(Duration, u64)]| {
+        let bytes: u64 = of.iter().filter(|(at, _)| *at >= from && Some(*at) < until).map(|(_, bytes)| bytes).sum();
+        bytes as f64 * 8.0 / window
+    };
+    let by_sender: Vec<f64> = arrived.iter().map(|of| within(of)).collect();
+    let (goodput, fairness) = (by_sender.iter().sum::<f64>() / capacity(), jain(by_sender.iter().copied()));
+    let instant = |at: Duration| begin + at.saturating_sub(clock);
+    let start_drops = sampler.summary(begin, instant(first) + MAY_DROP).drops;
+    let late_drops = sampler.summary(instant(first) + MAY_DROP, end).drops;
+    let queue = sampler.summary(instant(from), instant(until.unwrap_or(from)));
+    case.figure("transfers_done", format!("{} of {SENDERS}", rates.len()));
+    case.figure("seconds", end.duration_since(begin).as_secs());
+    case.figure("goodput_percent", (goodput * 1_000.0).round() / 10.0);
+    case.figure("jain", (fairness * 10_000.0).round() / 10_000.0);
+    case.figure("mbit_per_sec", by_sender.iter().map(|rate| (rate / 1e5).round() / 10.0).collect::<Vec<_>>());
+    case.figure("drops_at_start", start_drops);
+    case.figure("queue_p50_p99_bytes", [queue.p50, queue.p99]);
+    case.figure("window_seconds", (window * 10.0).round() / 10.0);
+    case.figure("rxe", trouble(fabric)?);
+    ensure!(window >= 1.0, "the transfers were over {window:.2} s after the start-up");
+    case.expect(fairness >= 0.9, format_args!("Jain's index is {fairness:.3}"));
+    // perftest divides all its bytes by all its time; so do we, by what our agents counted and the wire's clock.
+    for (sender, (of, reported)) in (1..=SENDERS).zip(arrived.iter().zip(&rates)) {
+        let src = fabric.nodes[sender].address(false).into();
+        let sent: u64 = rig::maps(&fabric.nodes[sender].port)?
+            .flows()
+            .iter()
+            .filter(|(key, _)| key.tap.direction() == Direction::Egress && key.src == src)
+            .map(|(_, flow)| flow.bytes)
+            .sum();
+        let whole = MESSAGE * MESSAGES;
+        // More than it was asked to, if a loss or a time-out made it repeat.
+        case.expect(
+            sent >= whole && sent < whole * 21 / 20,
+            format_args!("sender {sender} has sent {sent} bytes of payload by its agent, and {whole} by perftest"),
+        );
+        let (Some(a), Some(z)) = (of.first(), of.last()) else { continue };
+        let ours = whole as f64 * 8.0 / (z.0 - a.0).as_secs_f64();
+        case.expect(
+            (ours / reported - 1.0).abs() < 0.05,
+            format_args!("sender {sender}: perftest says {reported:.0} bit/s, we {ours:.0}"),
+        );
+    }
+    Ok(Outcome { goodput, late_drops, busy })
+}
