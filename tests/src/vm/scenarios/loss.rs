@@ -41,7 +41,7 @@ impl Kind {
 
 const WRITE: Kind = Kind { name: "write", tool: "ib_write_bw", args: "-s 16384 -n 150", client: 0, space: "request" };
 const SEND: Kind = Kind { name: "send", tool: "ib_send_bw", args: "-s 16384 -n 150", client: 0, space: "request" };
-const READ: Kind = Kind { name: "read", tool: "ib_read_bw", args: "-s 16384 -n 80", client: 1, space: "response" };
+const READ: Kind = Kind { name: "read", tool: "ib_read_bw", args: "-s 16384 -n 120", client: 1, space: "response" };
 const UC_WRITE: Kind =
     Kind { name: "write, unreliable", tool: "ib_write_bw", args: "-c UC -s 16384 -n 150", client: 0, space: "request" };
 
