@@ -267,6 +267,8 @@ fn run(case: &mut Case, fabric: &Fabric) -> Result<Outcome> {
     case.figure("queue_p50_p99_bytes", [queue.p50, queue.p99]);
     case.figure("window_seconds", (window * 10.0).round() / 10.0);
     case.figure("rxe", trouble(fabric)?);
+    case.figure("perftest_mbit_per_sec", rates.iter().map(|rate| (rate / 1e5).round() / 10.0).collect::<Vec<_>>());
+    case.expect(rates.iter().any(|rate| *rate > 0.0), "perftest reported no rate at all");
     ensure!(window >= 1.0, "the transfers were over {window:.2} s after the start-up");
     case.expect(fairness >= 0.9, format_args!("Jain's index is {fairness:.3}"));
     // perftest divides all its bytes by all its time; so do we, by what our agents counted and the wire's clock.
@@ -286,8 +288,9 @@ fn run(case: &mut Case, fabric: &Fabric) -> Result<Outcome> {
         );
         let (Some(a), Some(z)) = (of.first(), of.last()) else { continue };
         let ours = whole as f64 * 8.0 / (z.0 - a.0).as_secs_f64();
+        // Where it cannot measure the clock of an emulated CPU it says 0 (one of 16 transfers, seen on 7.3).
         case.expect(
-            (ours / reported - 1.0).abs() < 0.05,
+            *reported == 0.0 || (ours / reported - 1.0).abs() < 0.05,
             format_args!("sender {sender}: perftest says {reported:.0} bit/s, we {ours:.0}"),
         );
     }
