@@ -103,6 +103,11 @@ impl Case {
         self.figures.insert(name.to_owned(), json!(value));
     }
 
+    /// Keeps a share, 0 to 1, as per cent with one decimal.
+    pub fn percent(&mut self, name: &str, share: f64) {
+        self.figure(name, (share * 1_000.0).round() / 10.0);
+    }
+
     /// Fails, and goes on, where `holds` does not.
     pub fn expect(&mut self, holds: bool, what: impl fmt::Display) {
         if !holds {

@@ -93,11 +93,11 @@ impl Truth {
                 passed += 1;
                 continue;
             }
-            let before = passing[..passed].last().copied();
-            let hidden = passage.hides(&fates[i..], before);
+            let before = &passing[..passed];
+            let hidden = passage.hides(&fates[i..], before.last());
             truth.dropped += 1;
             truth.hidden += usize::from(hidden);
-            let came = fates[..i].iter().any(|earlier| earlier.passed && earlier.psn == fate.psn);
+            let came = before.iter().any(|place| place.psn == fate.psn);
             truth.hidden_again += usize::from(hidden && came);
         }
         truth
@@ -105,7 +105,6 @@ impl Truth {
 }
 
 /// Where a packet that came through stands.
-#[derive(Clone, Copy)]
 struct Place {
     psn: u32,
     /// The newest PSN that has come through, this one included.
@@ -157,7 +156,7 @@ impl Passage {
     /// answer that begins a message: it may have skipped another request's PSNs. One that is sent again is missed only inside a
     /// repeat that is seen to be one: something of it has come through before, and something that had come through already;
     /// and if it is at the repeat's end, the repeat must be longer than that end.
-    fn hides(&self, fates: &[Fate], before: Option<Place>) -> bool {
+    fn hides(&self, fates: &[Fate], before: Option<&Place>) -> bool {
         let psn = fates[0].psn;
         let (Some(before), Some(n)) = (before, fates.iter().position(|fate| fate.passed)) else { return true };
         let next = fates[n];
@@ -344,7 +343,7 @@ fn naks_beyond(sent: &[&Seen], at_sender: &Passed) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
+    use std::{cmp::Ordering, collections::VecDeque, mem};
 
     use roce_common::{
         psn::{Observed, Psn, Tracker},
@@ -423,17 +422,18 @@ mod tests {
             fates.push(Fate { psn: next, passed: !losing, begins: false });
             if !losing {
                 tracker.observe(&Observed::new(Opcode::WRITE_MIDDLE, Psn::new(next), 1_024, 0));
-                let in_order = next == expected;
-                if in_order {
-                    (expected, refused) = (expected + 1, false);
-                }
-                if !in_order && next > expected && !refused {
-                    refused = true;
+                let nak = match next.cmp(&expected) {
+                    Ordering::Less => Some(false),
+                    Ordering::Equal => {
+                        (expected, refused) = (expected + 1, false);
+                        (expected % 16 == 0).then_some(false)
+                    }
+                    Ordering::Greater => (!mem::replace(&mut refused, true)).then_some(true),
+                };
+                if nak == Some(true) {
                     tracker.note_sequence_nak(Psn::new(expected));
-                    answers.push_back((now + delay, expected, true));
-                } else if next < expected && (!in_order || expected % 16 == 0) {
-                    answers.push_back((now + delay, expected, false));
                 }
+                answers.extend(nak.map(|nak| (now + delay, expected, nak)));
             }
             next += 1;
         }

@@ -106,7 +106,7 @@ fn achieved(case: &mut Case, fabric: &Fabric, pacer: &str, rate: u64, run: &Run)
         let worst = measure(case, fabric, rate, run)?;
         let away = watch.share_away();
         case.figure("worst_percent_off", (worst * 10_000.0).round() / 100.0);
-        case.figure("cpu_away_percent", (away * 1_000.0).round() / 10.0);
+        case.percent("cpu_away_percent", away);
         case.figure("tries", tries);
         if worst.abs() <= tolerance || !case.holds() {
             return Ok(());
