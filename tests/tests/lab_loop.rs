@@ -20,7 +20,7 @@ use roce_tests::{
     forge::Forger,
     lab::{Bottleneck, Pair, Star, shape, wait_up},
     needs_root, oracle, rig,
-    run::AgentRole,
+    run::{AgentRole, DISTURBED},
 };
 use serde_json::Value;
 
@@ -32,6 +32,10 @@ const RATE_TOLERANCE: f64 = 0.1;
 const FLOW_TOLERANCE: f64 = 0.25;
 /// The lab's mean queue is within this factor of the simulator's.
 const QUEUE_FACTOR: f64 = 6.0;
+/// Controllers, endpoints and a shaper share few CPUs: one that waits for a CPU for some milliseconds costs rate.
+const TRIES: u32 = 3;
+/// As [`TRIES`], with those that do not count.
+const MOST_TRIES: u32 = 6;
 const DSCP_DATA: u8 = 26;
 const DSCP_CNP: u8 = 48;
 
@@ -81,15 +85,21 @@ fn faults(name: &str, job: &Value, goodput: &str) -> Vec<String> {
     .collect()
 }
 
-/// The job must do everything it is for in one run of at most `tries`; that run is returned.
-fn check_job(name: &str, seconds: &str, args: &[&str], goodput: &str, tries: u32) -> Value {
-    for left in (0..tries).rev() {
+/// The job must do everything it is for in one run of at most [`TRIES`]; that run is returned. A run that a hypervisor
+/// disturbed does not count, but for the last of [`MOST_TRIES`].
+fn check_job(name: &str, seconds: &str, args: &[&str], goodput: &str) -> Value {
+    let mut counted = 0;
+    for run in 1..=MOST_TRIES {
         let job = main_job(seconds, args);
         let faults = faults(name, &job, goodput);
         if faults.is_empty() {
             return job;
         }
-        assert!(left > 0, "{name}: {}: {}", faults.join(", "), job["with"]);
+        let stolen = job["with"]["cpu_stolen"].as_f64().unwrap();
+        counted += u32::from(stolen < DISTURBED);
+        let told = format!("{name}: {}, with {:.2} % of the CPUs' time stolen", faults.join(", "), 100.0 * stolen);
+        assert!(counted < TRIES && run < MOST_TRIES, "{told}: {}", job["with"]);
+        println!("again: {told}");
     }
     unreachable!("a last try either returns or fails")
 }
@@ -129,19 +139,17 @@ fn compare_with_simulation(job: &Value) {
 #[test]
 fn the_main_job_shows_the_loop() {
     needs_root!();
-    // Six controllers, five endpoints and a shaper share few CPUs: one that waits for some milliseconds costs rate.
-    let job = check_job("IPv4, tc", "8", &[], "goodput_bps", 3);
+    let job = check_job("IPv4, tc", "8", &[], "goodput_bps");
     compare_with_simulation(&job);
     // Shorter: what the start costs weighs more, so the second half counts. Below 6 s on a busy machine it is not over.
-    check_job("IPv6, tc", "6", &["--ipv6"], "goodput_second_half_bps", 3);
-    check_job("IPv4, xdp", "6", &["--ingress", "xdp"], "goodput_second_half_bps", 3);
+    check_job("IPv6, tc", "6", &["--ipv6"], "goodput_second_half_bps");
+    check_job("IPv4, xdp", "6", &["--ingress", "xdp"], "goodput_second_half_bps");
 }
 
 #[test]
 fn sixteen_senders_share_one_port() {
     needs_root!();
-    // Sixteen senders and eighteen controllers on few CPUs: one that waits for a CPU for some milliseconds reacts late.
-    check_job("16 senders", "8", &["--senders", "16"], "goodput_second_half_bps", 3);
+    check_job("16 senders", "8", &["--senders", "16"], "goodput_second_half_bps");
 }
 
 /// A queue pair of a sender, as the endpoints know it.

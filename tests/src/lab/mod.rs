@@ -19,4 +19,4 @@ pub use qdisc::{QueueReader, QueueStats, QueueSummary, Sampler};
 pub use tap::{Place, Tap};
 pub use topology::{Bottleneck, HostPort, LEAF, Pair, Star, mtu_for, shape, transit};
 pub use traces::{Traces, json, roce, run_roce};
-pub use watch::Watch;
+pub use watch::{Stolen, Watch};

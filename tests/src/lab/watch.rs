@@ -2,6 +2,7 @@
 //! lasts, and an emulator may have none itself.
 
 use std::{
+    fs,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,10 +11,42 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Context as _, Result};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
+
+/// What a hypervisor has given of this machine's CPUs to others.
+#[derive(Clone, Copy, Debug)]
+pub struct Stolen {
+    stolen: u64,
+    all: u64,
+}
+
+impl Stolen {
+    /// From now on.
+    ///
+    /// # Errors
+    /// When `/proc/stat` cannot be read, or is not what proc(5) says.
+    pub fn begin() -> Result<Self> {
+        let stat = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+        // user nice system idle iowait irq softirq steal, in ticks; a guest's time behind them is part of user's.
+        let times = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
+        let times: Vec<u64> = times.map_while(|t| t.parse().ok()).collect();
+        let stolen = *times.get(7).context("/proc/stat does not begin with eight times of all CPUs")?;
+        Ok(Self { stolen, all: times.iter().sum() })
+    }
+
+    /// The part of the CPUs' time since then, 0 to 1; 0 too where the hypervisor does not tell.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn share(self) -> Result<f64> {
+        let now = Self::begin()?;
+        Ok((now.stolen - self.stolen) as f64 / (now.all - self.all).max(1) as f64)
+    }
+}
 
 /// How late a thread woke that sleeps for one period after the other.
 #[derive(Clone, Copy, Default, Debug)]

@@ -9,7 +9,7 @@ mod traffic;
 
 pub use agent::{AgentProcess, AgentRole};
 pub use options::{Agent, Options, RunArgs};
-pub use report::{EndpointReport, FlowReport, Side, Summary};
+pub use report::{DISTURBED, EndpointReport, FlowReport, Side, Summary};
 pub use traffic::Pass;
 
 use anyhow::Result;

@@ -15,6 +15,10 @@ use crate::{
     units::format_rate,
 };
 
+/// From this part of the CPUs' time on that a hypervisor took, the figures are as much its own: the main job with 0.4 % and less
+/// carried 94 to 96 % of the payload capacity, with 2 to 4 % 87 to 90 %.
+pub const DISTURBED: f64 = 0.005;
+
 /// One flow of one pass.
 #[derive(Clone, Debug, Serialize)]
 pub struct FlowReport {
@@ -90,6 +94,8 @@ pub struct Side {
     pub queue_bytes_p99: u64,
     /// Goodput of the second half.
     pub goodput_second_half_bps: u64,
+    /// The part of this machine's CPU time that its hypervisor gave to others, 0 to 1; 0 too where it does not tell.
+    pub cpu_stolen: f64,
     /// The flows.
     pub flows: Vec<FlowReport>,
     /// What the endpoints counted.
@@ -166,6 +172,7 @@ pub(super) fn side(
         queue_bytes_p50: u64::from(second.p50),
         queue_bytes_p99: u64::from(second.p99),
         goodput_second_half_bps: per_second(late.iter().sum(), second_half),
+        cpu_stolen: outcome.stolen,
         flows: flow_reports,
         endpoint,
     }
@@ -187,6 +194,12 @@ impl Side {
                 self.endpoint.transmit_failures
             );
         }
+        if self.cpu_stolen >= DISTURBED {
+            eprintln!(
+                "warning: a hypervisor took {:.1} % of this machine's CPU time, in pieces that a short queue does not outlast",
+                100.0 * self.cpu_stolen
+            );
+        }
         if self.goodput_bps == 0 {
             eprintln!("warning: nothing arrived at {}", format_rate(options.link as f64));
         }
@@ -201,7 +214,7 @@ fn optional(value: Option<u64>) -> String {
     value.map_or_else(|| "–".into(), |v| v.to_string())
 }
 
-const ROWS: [Row; 21] = [
+const ROWS: [Row; 22] = [
     ("offered (with headers)", |s| format_rate(s.offered_bps as f64)),
     ("goodput (payload)", |s| format_rate(s.goodput_bps as f64)),
     ("goodput, second half", |s| format_rate(s.goodput_second_half_bps as f64)),
@@ -223,6 +236,7 @@ const ROWS: [Row; 21] = [
     ("queue p50, second half", |s| format!("{} B", s.queue_bytes_p50)),
     ("queue p99, second half", |s| format!("{} B", s.queue_bytes_p99)),
     ("CNPs that reached endpoints", |s| s.endpoint.cnps.to_string()),
+    ("CPU time stolen", |s| format!("{:.2} %", 100.0 * s.cpu_stolen)),
 ];
 
 impl Summary {
