@@ -77,6 +77,10 @@ pub struct RpParams {
     /// The first rate of a flow whose limiter exists from its first packet ([`Rp::start`](super::Rp::start)); 0 = the
     /// highest rate.
     pub start_rate: Rate,
+    /// The most that an increase of a start adds to the target behind a CNP; 0 = half of it, however much.
+    pub start_additive: Rate,
+    /// How long a start lasts in spite of CNPs, in periods of `timer`; 0 = the first CNP ends it.
+    pub start_periods: u32,
     /// The least share of its rate, in 1/65536, that a flow must have used in a timer period for that period to raise it;
     /// 0 = the timer raises idle flows too.
     pub usage: u32,
@@ -132,6 +136,10 @@ pub enum ParamError {
     Additive,
     /// R_HAI is below R_AI.
     Hyper,
+    /// The step of a start is below R_AI.
+    StartAdditive,
+    /// Starts last for too long.
+    StartPeriods,
     /// The usage is above one.
     Usage,
     /// Flows shall restart after idling, and nothing says when they idle.
@@ -160,6 +168,8 @@ impl ParamError {
             Self::AlphaTimer => "dce_tcp_rtt",
             Self::Additive => "rpg_ai_rate",
             Self::Hyper => "rpg_hai_rate",
+            Self::StartAdditive => "start_ai_rate",
+            Self::StartPeriods => "start_periods",
             Self::Usage => "least_usage",
             Self::IdleRestart => "idle_restart",
             Self::Kmin => "kmin",
@@ -182,6 +192,8 @@ impl ParamError {
             Self::Timer | Self::AlphaTimer => "must be above 0 and at most an hour",
             Self::Additive => "must be above 0",
             Self::Hyper => "must be at least rpg_ai_rate",
+            Self::StartAdditive => "must be 0 or at least rpg_ai_rate",
+            Self::StartPeriods => "must be 0 to 1000",
             Self::Usage => "must be 0 to 1",
             Self::IdleRestart => "needs least_usage above 0, which says when a flow idles",
             Self::Kmin => "must be at most kmax",
@@ -254,6 +266,12 @@ impl RpParams {
             Err(ParamError::Additive)
         } else if self.hyper.bytes_per_sec() < self.additive.bytes_per_sec() {
             Err(ParamError::Hyper)
+        } else if self.start_additive.bytes_per_sec() > 0
+            && self.start_additive.bytes_per_sec() < self.additive.bytes_per_sec()
+        {
+            Err(ParamError::StartAdditive)
+        } else if self.start_periods > 1_000 {
+            Err(ParamError::StartPeriods)
         } else if self.usage > ONE {
             Err(ParamError::Usage)
         } else if self.idle_restart.0 > 0 && self.usage == 0 {

@@ -43,8 +43,10 @@ pub struct Rp {
     cnp_in_period: bool,
     /// It was there before the first CNP, and stays when it has recovered.
     lasting: bool,
-    /// No CNP since the flow began.
-    starting: bool,
+    /// It began at the start rate, and no CNP came since.
+    no_cnp_yet: bool,
+    /// Until when its start lasts at least.
+    start_until: Nanos,
     /// Up to where time has been accounted for.
     seen: Nanos,
     /// Until when what was sent keeps the flow busy at its rate.
@@ -74,7 +76,8 @@ impl Rp {
             last_cut: None,
             cnp_in_period: false,
             lasting: false,
-            starting: false,
+            no_cnp_yet: false,
+            start_until: now,
             seen: now,
             busy_until: now,
             told: now,
@@ -88,16 +91,18 @@ impl Rp {
         rp
     }
 
-    /// The limiter of a flow from its first packet on: at `start_rate`, and until the first CNP every increase adds
-    /// half to the target. It is never [`Self::released`]: a flow that idled is held to the start rate again. Without a start
-    /// rate it starts at the highest rate.
+    /// The limiter of a flow from its first packet on: at `start_rate`, and until the first CNP, but for `start_periods` at
+    /// least, every increase adds half to the target, behind a CNP at most `start_additive`. It is never [`Self::released`]: a flow that
+    /// idled is held to the start rate again. Without a start rate it starts at the highest rate.
     pub fn start(params: RpParams, now: Nanos) -> Self {
         let mut rp = Self { lasting: true, ..Self::new(params, now) };
         let start = params.start_rate.bytes_per_sec();
         if start > 0 && start < rp.ceiling() {
             rp.current = start.clamp(rp.floor(), rp.ceiling());
             rp.target = rp.current;
-            rp.starting = true;
+            rp.no_cnp_yet = true;
+            let least = rp.timer_period().saturating_mul(u64::from(params.start_periods));
+            rp.start_until = Nanos(now.0.saturating_add(least));
             rp.at_ceiling_since = if rp.at_ceiling() { Some(now) } else { None };
         }
         rp
@@ -143,7 +148,7 @@ impl Rp {
         self.timer_count = 0;
         self.byte_count = 0;
         self.bytes = 0;
-        self.starting = false;
+        self.no_cnp_yet = false;
         self.last_cut = Some(now);
         self.at_ceiling_since = None;
         if first || self.params.alpha_update == AlphaUpdate::AtCnp {

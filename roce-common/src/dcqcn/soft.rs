@@ -43,6 +43,11 @@ pub const FEEDBACK: Nanos = Nanos::from_micros(100);
 // - With N flows the increases add up to N · R_AI, and each CNP takes only α/2 of C/N. A small F with a moderate R_AI lets
 //   CNPs, which every flow hears about once per period when there are many, take the increases back before they add up.
 // - T must be several feedback delays, since all flows recover in step after a common cut.
+// - A flow that joins a full link is marked at once, like all others. Were its start over then, only additive steps would bring it
+//   to its share (74 to 136 increase periods with two flows). So a start lasts for a while in spite of CNPs. Half of the target
+//   keeps it gentle where many start together: the more there are, the less each of them has, and adds.
+// - The first rate times 32 flows is half of the line rate: four times as much lost packets by hundreds before the first CNP was
+//   heard.
 // - Hyper increase, or a second increase by bytes, shortened nothing and overflowed the queue at 32 flows.
 
 /// Packets per increase.
@@ -62,7 +67,7 @@ const G: u32 = ONE / 50;
 /// F.
 const FAST_RECOVERY: u32 = 2;
 /// R_AI and R_HAI are this part of the line rate.
-const STEP_PART: u64 = 125;
+const STEP_PART: u64 = 140;
 /// Kmin and Kmax in packets.
 const KMIN_PACKETS: u32 = 2;
 /// As [`KMIN_PACKETS`].
@@ -70,7 +75,11 @@ const KMAX_PACKETS: u32 = 44;
 /// Pmax.
 const PMAX: u32 = ONE / 2;
 /// The part of the line rate that a flow starts with.
-const START_PART: u64 = 16;
+const START_PART: u64 = 64;
+/// The most that an increase of a start adds behind its first CNP is this part of the line rate.
+const START_STEP_PART: u64 = 35;
+/// Increase periods that a start lasts in spite of CNPs.
+const START_PERIODS: u32 = 40;
 /// The share of its rate that a flow must have used for a timer to raise it.
 const USAGE: u32 = ONE / 2;
 /// After this many timer periods, but not before [`IDLE_FLOOR`], an idle flow starts anew.
@@ -86,8 +95,8 @@ impl Params {
         let timer = longer(fabric.packets(TIMER_PACKETS), times(fabric.feedback, TIMER_DELAYS));
         let timer = shorter(timer, super::params::MOST_PERIOD);
         let cnp_interval = longer(fabric.packets(CNP_PACKETS), times(fabric.feedback, CNP_DELAYS));
-        let step = line.bytes_per_sec() / STEP_PART;
-        let step = Rate::from_bytes_per_sec(if step == 0 { 1 } else { step });
+        let step = one_at_least(line.bytes_per_sec() / STEP_PART);
+        let start_step = one_at_least(line.bytes_per_sec() / START_STEP_PART);
         let least = thousandth(line).bytes_per_sec();
         let start = line.bytes_per_sec() / START_PART;
         Self {
@@ -113,6 +122,8 @@ impl Params {
                 additive: step,
                 hyper: step,
                 start_rate: Rate::from_bytes_per_sec(if start < least { least } else { start }),
+                start_additive: start_step,
+                start_periods: START_PERIODS,
                 usage: USAGE,
                 idle_restart: longer(times(timer, IDLE_TIMERS), IDLE_FLOOR),
             },
@@ -123,6 +134,10 @@ impl Params {
             pmax: PMAX,
         }
     }
+}
+
+const fn one_at_least(bytes_per_sec: u64) -> Rate {
+    Rate::from_bytes_per_sec(if bytes_per_sec == 0 { 1 } else { bytes_per_sec })
 }
 
 const fn longer(a: Nanos, b: Nanos) -> Nanos {

@@ -148,6 +148,10 @@ dcqcn! {
     pmax: f64, "P";
     /// The first rate of a flow; 0 = the link rate
     start_rate: MegabitRate, "R";
+    /// The most that an increase of a start adds behind a CNP; 0 = half of the target, however much
+    start_ai_rate: MegabitRate, "R";
+    /// How long a start lasts in spite of CNPs, in increase periods
+    start_periods: u32, "N";
     /// Share of its rate, 0 to 1, that a flow must have used for a timer to raise it; 0 = timers raise idle flows too
     least_usage: f64, "P";
     /// A flow that sent nothing for this long starts anew; 0 = never
@@ -191,6 +195,8 @@ impl Dcqcn {
         set(&mut rp.alpha_update, self.alpha_update.map(Into::into));
         set(&mut rp.initial_alpha, self.initial_alpha_value.map(|n| ten_bits("initial_alpha_value", n)).transpose()?);
         set(&mut rp.start_rate, self.start_rate.map(|r| r.0));
+        set(&mut rp.start_additive, self.start_ai_rate.map(|r| r.0));
+        set(&mut rp.start_periods, self.start_periods);
         set(&mut rp.usage, self.least_usage.map(|p| fraction("least_usage", p)).transpose()?);
         set(&mut rp.idle_restart, self.idle_restart.map(|t| t.0));
         if let Some(interval) = self.min_time_between_cnps {
@@ -221,6 +227,9 @@ impl Dcqcn {
         }
         if self.rpg_hai_rate.is_none() {
             p.rp.hyper = p.rp.hyper.max(p.rp.additive);
+        }
+        if self.start_ai_rate.is_none() && p.rp.start_additive.bytes_per_sec() > 0 {
+            p.rp.start_additive = p.rp.start_additive.max(p.rp.additive);
         }
         if self.idle_restart.is_none() && p.rp.usage == 0 {
             p.rp.idle_restart = Nanos(0);
@@ -258,6 +267,8 @@ impl Dcqcn {
             kmax: Some(params.kmax),
             pmax: Some(f64::from(params.pmax) / f64::from(ONE)),
             start_rate: rate(rp.start_rate),
+            start_ai_rate: rate(rp.start_additive),
+            start_periods: Some(rp.start_periods),
             least_usage: Some(f64::from(rp.usage) / f64::from(ONE)),
             idle_restart: time(rp.idle_restart),
         }

@@ -79,6 +79,8 @@ proptest! {
                 additive: rate(min),
                 hyper: rate(ceiling),
                 start_rate: rate(if flags[1] { 0 } else { ceiling }),
+                start_additive: rate(if flags[0] { 0 } else { ceiling }),
+                start_periods: f,
                 usage,
                 idle_restart: Nanos(if usage == 0 { 0 } else { times[3] - 1 }),
             },

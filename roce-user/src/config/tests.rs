@@ -160,6 +160,8 @@ rate_to_set_on_first_cnp = "50m"
 clamp_tgt_rate = false
 clamp_tgt_rate_after_time_inc = false
 start_rate = "10m"
+start_ai_rate = "2m"
+start_periods = 30
 least_usage = 0.25
 idle_restart = "3s"
 "#;

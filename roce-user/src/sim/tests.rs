@@ -98,9 +98,7 @@ fn the_soft_set_fills_short_queues_without_loss_where_the_paper_set_collapses() 
         let kmax = f64::from(s.params.unwrap().kmax);
         assert!(m.utilisation >= 0.97 && m.jain >= 0.97, "{name}");
         assert!(m.drops == 0.0 && m.queue_bytes_p99 < kmax, "{name}");
-        // On the fastest links with the fewest flows a joiner takes longer; docs/sim.md says why.
-        let most = if s.link.bits_per_sec() >= 10_000_000_000 && s.flows < 8 { 150 } else { 50 };
-        assert!(f.worst().join_periods.is_some_and(|n| n <= most), "{name} joined after {:?}", f.worst().join_periods);
+        assert!(f.worst().join_periods.is_some_and(|n| n <= 50), "{name} joined after {:?}", f.worst().join_periods);
     }
     for f in paper {
         let m = f.mean();

@@ -180,6 +180,9 @@ fn vary(params: &Params, random: &mut Random) -> Params {
     p.rp.g = part(p.rp.g, factor());
     let additive = factor();
     p.rp.additive = rate(p.rp.additive, additive, most);
+    if p.rp.start_additive.bytes_per_sec() > 0 {
+        p.rp.start_additive = rate(p.rp.start_additive, additive, most).max(p.rp.additive);
+    }
     p.rp.hyper = rate(p.rp.hyper, additive * factor(), most).max(p.rp.additive);
     p.kmin = bytes(p.kmin, factor());
     p.kmax = bytes(p.kmax, factor());

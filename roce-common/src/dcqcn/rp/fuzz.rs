@@ -93,6 +93,8 @@ fn any_set(least_line: u64) -> impl Strategy<Value = RpParams> {
                 additive: rate(additive),
                 hyper: rate(additive * hyper),
                 start_rate: rate(if flags[6] { min + (ceiling - min) / 3 } else { 0 }),
+                start_additive: rate(if flags[2] { 0 } else { additive * u64::from(f) }),
+                start_periods: 10 * f,
                 usage,
                 idle_restart: Nanos(if usage == 0 { 0 } else { times.3 }),
             }
@@ -370,7 +372,8 @@ fn operations_reach_every_state() {
             let f = p.fast_recovery;
             seen.push(match rp.rate() {
                 _ if rp.lasting && rp.forgotten(rp.seen) => "forgotten",
-                _ if rp.starting => "starting",
+                _ if rp.no_cnp_yet => "starting",
+                _ if rp.seen < rp.start_until => "starting in spite of a CNP",
                 r if r == p.ceiling() => "at the ceiling",
                 _ if low > f => "hyper",
                 _ if high > f => "additive",
@@ -382,6 +385,16 @@ fn operations_reach_every_state() {
     seen.dedup();
     assert_eq!(
         seen,
-        ["additive", "at the ceiling", "cut", "fast recovery", "forgotten", "held back", "hyper", "starting"]
+        [
+            "additive",
+            "at the ceiling",
+            "cut",
+            "fast recovery",
+            "forgotten",
+            "held back",
+            "hyper",
+            "starting",
+            "starting in spite of a CNP"
+        ]
     );
 }

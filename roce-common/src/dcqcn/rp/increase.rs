@@ -9,8 +9,8 @@ use crate::{
     units::Nanos,
 };
 
-/// The part of the target that every increase before the first CNP adds to it. Doubling overshoots: while a rate doubles
-/// within one timer, a fast link's short queue overflows before the first CNP can be heard.
+/// The part of the target that every increase of a start adds to it. Doubling overshoots: while a rate doubles within one
+/// timer, a fast link's short queue overflows before the first CNP can be heard.
 const START_GROWTH: u64 = 2;
 
 /// Most single increases one [`Rp::advance`] works through. Reached only with steps below a 4,000th of the line rate
@@ -44,7 +44,8 @@ impl Rp {
         let mut steps = 0;
         while (timers > 0 || by_bytes > 0) && !self.at_ceiling() && steps < MAX_STEPS {
             steps += 1;
-            let jumped = self.jump(timers, by_bytes);
+            let next = if timers > 0 { next_timer } else { next_bytes };
+            let jumped = if self.starts(next) { 0 } else { self.jump(timers, by_bytes) };
             if jumped > 0 {
                 if timers > 0 {
                     timers -= jumped;
@@ -67,7 +68,7 @@ impl Rp {
                 next_bytes.0 = next_bytes.0.saturating_add(spacing);
                 self.byte_count = self.byte_count.saturating_add(1);
             }
-            self.increase();
+            self.increase(at);
             if self.at_ceiling() {
                 self.at_ceiling_since = Some(at);
             }
@@ -77,12 +78,26 @@ impl Rp {
     }
 
     /// One increase (SIGCOMM'15 equations 3 and 4, and figure 7): fast recovery, additive or hyper increase by the
-    /// counters, then RC ← (RT + RC)/2.
-    fn increase(&mut self) {
-        let step = if self.starting { (self.target / START_GROWTH).max(1) } else { self.step() };
+    /// counters, then RC ← (RT + RC)/2. In a start the target grows by half instead.
+    fn increase(&mut self, at: Nanos) {
+        let step = if self.starts(at) { self.start_step() } else { self.step() };
         self.target = self.target.saturating_add(step).min(self.ceiling());
         // Rounded up, so that RC reaches RT and does not stay one below.
         self.current = (self.target + self.current).div_ceil(2);
+    }
+
+    /// Whether an increase at `at` belongs to the flow's start.
+    fn starts(&self, at: Nanos) -> bool {
+        self.no_cnp_yet || at < self.start_until
+    }
+
+    /// What the target gains in a start.
+    fn start_step(&self) -> u64 {
+        let half = self.target / START_GROWTH;
+        match self.params.start_additive.bytes_per_sec() {
+            most if most > 0 && !self.no_cnp_yet => half.clamp(1, most),
+            _ => half.max(1),
+        }
     }
 
     /// What the target gains at this stage.
@@ -118,7 +133,6 @@ impl Rp {
         let next = count.saturating_add(1);
         let (additive, hyper) = (self.params.additive.bytes_per_sec(), self.params.hyper.bytes_per_sec());
         let step = match (alone, other > f) {
-            _ if self.starting => return 0,
             (true, _) if next > f => hyper,
             (false, false) if next.max(other) >= f => additive,
             (false, true) if next >= other => hyper.saturating_mul(u64::from(other - f)),

@@ -23,7 +23,8 @@ pub(super) struct Oracle {
     bytes: u64,
     last_cut: Option<u64>,
     cnp_in_period: bool,
-    starting: bool,
+    no_cnp_yet: bool,
+    start_until: u64,
     lasting: bool,
     seen: u64,
     busy_until: u64,
@@ -46,7 +47,8 @@ impl Oracle {
             bytes: 0,
             last_cut: None,
             cnp_in_period: false,
-            starting: false,
+            no_cnp_yet: false,
+            start_until: now,
             lasting: false,
             seen: now,
             busy_until: now,
@@ -62,7 +64,15 @@ impl Oracle {
         if start == 0.0 || start >= p.ceiling().bytes_per_sec() as f64 {
             return Self { lasting: true, ..Self::new(p, now) };
         }
-        Self { rc: start, rt: start, starting: true, lasting: true, at_ceiling_since: None, ..Self::new(p, now) }
+        Self {
+            rc: start,
+            rt: start,
+            no_cnp_yet: true,
+            start_until: now + u64::from(p.start_periods) * p.timer.0,
+            lasting: true,
+            at_ceiling_since: None,
+            ..Self::new(p, now)
+        }
     }
 
     fn g(&self) -> f64 {
@@ -115,7 +125,7 @@ impl Oracle {
             self.alpha = (1.0 - self.g()) * self.alpha + self.g();
         }
         (self.t, self.bc, self.bytes) = (0, 0, 0);
-        self.starting = false;
+        self.no_cnp_yet = false;
         self.at_ceiling_since = None;
         self.last_cut = Some(now);
         if first || !by_period {
@@ -186,7 +196,7 @@ impl Oracle {
                 self.t += 1;
             }
             if self.at_ceiling_since.is_none() {
-                self.increase();
+                self.increase(at);
                 if self.rc > self.most() - 1.0 {
                     self.at_ceiling_since = Some(at);
                 }
@@ -198,23 +208,29 @@ impl Oracle {
         }
     }
 
-    fn increase(&mut self) {
+    fn increase(&mut self, at: u64) {
         let f = u64::from(self.p.fast_recovery) + u64::from(self.p.boundary == Boundary::UpTo);
         let (low, high) = (self.t.min(self.bc), self.t.max(self.bc));
         let (additive, hyper) = (self.p.additive.bytes_per_sec() as f64, self.p.hyper.bytes_per_sec() as f64);
-        if self.starting {
-            self.rt *= 1.5;
-        } else if self.p.byte_period == 0 {
-            self.rt += match self.t.cmp(&f) {
+        let step = if self.p.byte_period == 0 {
+            match self.t.cmp(&f) {
                 std::cmp::Ordering::Less => 0.0,
                 std::cmp::Ordering::Equal => additive,
                 std::cmp::Ordering::Greater => hyper,
-            };
+            }
         } else if low > f {
-            self.rt += (low - f) as f64 * hyper;
+            (low - f) as f64 * hyper
         } else if high >= f {
-            self.rt += additive;
-        }
+            additive
+        } else {
+            0.0
+        };
+        let most = match self.p.start_additive.bytes_per_sec() {
+            most if most > 0 && !self.no_cnp_yet => most as f64,
+            _ => f64::INFINITY,
+        };
+        let starts = self.no_cnp_yet || at < self.start_until;
+        self.rt += if starts { (self.rt / 2.0).min(most) } else { step };
         self.rt = self.rt.min(self.most());
         self.rc = (self.rt + self.rc) / 2.0;
     }

@@ -195,22 +195,25 @@ fn a_start_rate_and_idling() {
         additive: Rate::from_bits_per_sec(200_000),
         hyper: Rate::from_bits_per_sec(1_000_000),
         start_rate: Rate::from_bits_per_sec(4_000_000),
+        start_additive: Rate::from_bits_per_sec(3_500_000),
+        start_periods: 8,
         usage: ONE / 2,
         idle_restart: ms(1_000),
         ..Params::soft(Fabric::new(line, 1_000)).rp
     };
     let mut t = Trace::new(
-        "The soft rules on 100 Mb/s: timers 5 ms, start rate 4 Mb/s, R_AI 200 kb/s, usage 1/2, idle_restart 1 s",
+        "The soft rules on 100 Mb/s: timers 5 ms, start rate 4 Mb/s, start of 40 ms at least with steps of 3.5 Mb/s at most behind a CNP, R_AI 200 kb/s, \
+         usage 1/2, idle_restart 1 s",
         p,
         true,
     );
-    t.note("From the first packet on, used fully: every increase adds half to the target");
+    t.note("From the first packet on, used fully: every increase adds half to the target, however much");
     t.busy(4, 5_000, "5 ms at its rate");
-    t.note("The first CNP ends that; it cuts by half");
+    t.note("The first CNP cuts by half; within the first 40 ms it does not end the start, whose steps are 3.5 Mb/s at most from then on");
     t.cnp(1_000);
     t.cnp(1_000);
     t.cnp(6_000);
-    t.note("Fast recovery needs what is sent: a quarter of the rate is not enough, a half is");
+    t.note("An increase needs what is sent: a quarter of the rate is not enough, a half is. From 40 ms on it is fast recovery");
     let quarter = t.rp.rate().bytes_in(ms(5)) / 4;
     t.pass(5_000, Some(quarter), "5 ms at a quarter of its rate");
     t.pass(5_000, Some(2 * quarter + 4), "5 ms at half of its rate");
@@ -221,7 +224,9 @@ fn a_start_rate_and_idling() {
     t.pass(20_000, Some(0), "20 ms, nothing more");
     t.note("An ACK timeout's silence changes nothing but alpha");
     t.pass(500_000, Some(0), "500 ms idle");
-    t.note("A second's silence does: the flow starts anew, and the next CNP is a first one");
+    t.note(
+        "A second's silence does: the flow starts anew, for another 40 ms at least, and the next CNP is a first one",
+    );
     t.pass(600_000, Some(0), "600 ms more");
     t.busy(3, 5_000, "5 ms at its rate");
     t.cnp(1_000);
