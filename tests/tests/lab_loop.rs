@@ -35,7 +35,7 @@ const QUEUE_FACTOR: f64 = 6.0;
 /// Controllers, endpoints and a shaper share few CPUs: one that waits for a CPU for some milliseconds costs rate.
 const TRIES: u32 = 3;
 /// As [`TRIES`], with those that do not count.
-const MOST_TRIES: u32 = 6;
+const MOST_TRIES: u32 = 10;
 const DSCP_DATA: u8 = 26;
 const DSCP_CNP: u8 = 48;
 

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// From this part of the CPUs' time on that a hypervisor took, the figures are as much its own: the main job with 0.4 % and less
-/// carried 94 to 96 % of the payload capacity, with 2 to 4 % 87 to 90 %.
+/// carried 94 to 96 % of the payload capacity, with 1.9 % and more 87 to 90 %.
 pub const DISTURBED: f64 = 0.005;
 
 /// One flow of one pass.
