@@ -262,7 +262,8 @@ fn start_logger(attachment: &mut Attachment) -> Option<Logger> {
     }
 }
 
-/// The pacer asked for; without a wish EDT where the kernel has fq, else HTB, else none.
+/// The pacer asked for; without a wish HTB, whose classes follow a new rate at once, and EDT where HTB cannot be had: rates that EDT has
+/// stamped on what waits stay.
 fn open_pacer(
     link: &LinkInfo,
     wish: Option<config::Pacer>,
@@ -272,11 +273,11 @@ fn open_pacer(
         Some(config::Pacer::Edt) => Ok((Box::new(Edt::open(link)?), None)),
         Some(config::Pacer::Htb) => Ok((Box::new(Htb::open(link, ebpf)?), None)),
         Some(config::Pacer::Off) => bail!("the pacer is off"),
-        None => match Edt::open(link) {
-            Ok(edt) => Ok((Box::new(edt), Some("the default: fq is there".into()))),
-            Err(no_fq) => {
-                let htb = Htb::open(link, ebpf).with_context(|| format!("{no_fq:#}"))?;
-                Ok((Box::new(htb), Some(format!("no EDT: {no_fq:#}"))))
+        None => match Htb::open(link, ebpf) {
+            Ok(htb) => Ok((Box::new(htb), Some("the default".into()))),
+            Err(no_htb) => {
+                let edt = Edt::open(link).with_context(|| format!("{no_htb:#}"))?;
+                Ok((Box::new(edt), Some(format!("no HTB: {no_htb:#}"))))
             }
         },
     }

@@ -31,7 +31,7 @@ pub(super) struct RunArgs {
     /// Which hook does the ingress work [default: xdp; tc on virtual devices]
     #[arg(long)]
     ingress: Option<Ingress>,
-    /// How limited queue pairs are paced [default: edt where the kernel has fq, else htb]
+    /// How limited queue pairs are paced [default: htb, else edt]
     #[arg(long)]
     pacer: Option<Pacer>,
     /// Where a congestion point marks [default: egress]
