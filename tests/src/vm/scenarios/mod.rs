@@ -10,6 +10,7 @@ mod mark;
 mod neighbours;
 mod pace;
 mod record;
+mod smp;
 
 use super::{Part, Scenario};
 
@@ -22,6 +23,7 @@ pub const ALL: &[Scenario] = &[
     pace::EDT,
     pace::HTB,
     incast::SCENARIO,
+    smp::SCENARIO,
     lifecycle::SCENARIO,
     neighbours::SCENARIO,
     record::SCENARIO,

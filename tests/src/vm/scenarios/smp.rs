@@ -1,0 +1,128 @@
+//! Two CPUs: where packets change their order. Every flow is looked at where rxe hands it over (before the qdisc), behind the
+//! qdisc, behind the switch, and where the receiver takes it in.
+
+use std::collections::{HashMap, HashSet};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    capture::{Capture, Seen},
+    lab::Port,
+    rig,
+    vm::{Case, Counters, Fabric, Flows, Part, Perf, Placement, Report, Scenario, Wire, load},
+};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "smp",
+    about: "queue pairs on two CPUs, not paced and paced by EDT and HTB: where packets change their order",
+    parts: &[Part::new("order", 500, order).cpus(2).memory(1_024)],
+};
+
+const CLIENT: usize = 0;
+const SERVER: usize = 1;
+const MESSAGE: u32 = 65_536;
+/// What a paced queue pair has, and how much it sends: for four seconds and a half.
+const RATE: &str = "1m";
+const PACED_MESSAGES: u32 = 8;
+const MESSAGES: u32 = 40;
+/// The mask of both CPUs.
+const BOTH: &str = "3";
+
+fn order(report: &mut Report) -> Result<()> {
+    load(&["sch_fq", "sch_htb"])?;
+    let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
+    for pacer in ["off", "edt", "htb"] {
+        paced(report, &fabric, pacer, &[4, 16], false)?;
+    }
+    // A veth hands a packet to the backlog of the CPU that sends it. Steering puts all packets of a flow into one CPU's.
+    steer(&fabric)?;
+    for pacer in ["edt", "htb"] {
+        paced(report, &fabric, pacer, &[16], true)?;
+    }
+    Ok(())
+}
+
+fn paced(report: &mut Report, fabric: &Fabric, pacer: &str, all_qps: &[u32], steered: bool) -> Result<()> {
+    let mut args = vec!["--link-rate", "1g", "--pacer", pacer, "--ingress", "tc"];
+    if pacer != "off" {
+        args.extend(["--start-rate", RATE, "--rpg-min-rate", RATE, "--rpg-max-rate", RATE]);
+        args.extend(["--rpg-time-reset", "200ms"]);
+    }
+    let agents = [fabric.agent(CLIENT, &args)?, fabric.agent(SERVER, &args)?];
+    let messages = if pacer == "off" { MESSAGES } else { PACED_MESSAGES };
+    for qps in all_qps {
+        let steering = if steered { ", each flow steered to one CPU" } else { "" };
+        report.case(format!("{qps} queue pairs, pacer {pacer}{steering}"), |case| {
+            let overtaken = run(case, fabric, *qps, messages)?;
+            case.equal("handed over by rxe out of order", overtaken.handed_over, 0);
+            case.equal("overtaken in the qdisc", overtaken.behind_the_qdisc, 0);
+            if steered {
+                case.equal("overtaken behind it, though each flow has one CPU", overtaken.behind_the_switch, 0);
+            }
+            Ok(())
+        });
+    }
+    agents.into_iter().try_for_each(|agent| rig::finish(agent).map(drop))
+}
+
+/// Receive packet steering on every interface of the fabric.
+fn steer(fabric: &Fabric) -> Result<()> {
+    let ports = |node: usize| [&fabric.nodes[node].port, &fabric.nodes[node].switch_port];
+    [CLIENT, SERVER].into_iter().flat_map(ports).try_for_each(|port: &Port| {
+        // sysfs shows the interfaces of the namespace in which it was mounted.
+        let script = "mkdir -p /run/sys && mount -t sysfs sysfs /run/sys && \
+                      echo $0 > /run/sys/class/net/$1/queues/rx-0/rps_cpus; rc=$?; umount /run/sys; exit $rc";
+        let done = port.ns.command("sh").args(["-c", script, BOTH, &port.name]).output().context("sh")?;
+        if !done.status.success() {
+            bail!("steering {}: {}", port.name, String::from_utf8_lossy(&done.stderr).trim());
+        }
+        Ok(())
+    })
+}
+
+/// Packets that came behind one that was sent after them, at each place.
+struct Overtaken {
+    handed_over: u64,
+    behind_the_qdisc: u64,
+    behind_the_switch: u64,
+}
+
+/// Of packets with payload, those whose PSN is new and below the highest. Repeats are not new. It needs all packets: none is dropped here.
+fn overtaken<'a>(packets: impl Iterator<Item = &'a Seen>) -> u64 {
+    let (mut highest, mut known) = (HashMap::new(), HashSet::new());
+    let mut late = 0;
+    for bth in packets.filter(|seen| seen.packet.payload_len > 0).map(|seen| &seen.packet.bth) {
+        let highest = highest.entry(bth.dest_qp).or_insert(bth.psn);
+        let ahead = bth.psn.diff(*highest) > 0;
+        late += u64::from(known.insert((bth.dest_qp, bth.psn)) && !ahead && bth.psn != *highest);
+        if ahead {
+            *highest = bth.psn;
+        }
+    }
+    late
+}
+
+fn run(case: &mut Case, fabric: &Fabric, qps: u32, messages: u32) -> Result<Overtaken> {
+    let (client, server) = (&fabric.nodes[CLIENT], &fabric.nodes[SERVER]);
+    let (rxe, flows) = (Counters::all(fabric)?, Flows::read(fabric)?);
+    let (behind_qdisc, behind_switch) = (Capture::start(&client.port)?, Wire::start(server)?);
+    let perf = Perf::new("ib_send_bw").args(&format!("-e -s {MESSAGE} -q {qps} -n {messages}"));
+    let done = perf.run(fabric, CLIENT, SERVER);
+    let (behind_qdisc, behind_switch) = (behind_qdisc.finish()?, behind_switch.finish()?);
+    let flows = Flows::read(fabric)?.since(&flows);
+    let sent = behind_qdisc.iter().filter(|seen| seen.frame.get(6..12) == Some(&client.port.mac));
+    let seen = Overtaken {
+        handed_over: flows.sum(&format!("{}/egress", client.port.name), "missing_psns"),
+        behind_the_qdisc: overtaken(sent),
+        behind_the_switch: overtaken(behind_switch.received()),
+    };
+    case.figure("handed_over_out_of_order", seen.handed_over);
+    case.figure("overtaken_behind_the_qdisc", seen.behind_the_qdisc);
+    case.figure("overtaken_behind_the_switch", seen.behind_the_switch);
+    case.figure("missing_when_taken_in", flows.sum(&format!("{}/ingress", server.port.name), "missing_psns"));
+    for ((node, before), after) in fabric.nodes.iter().zip(&rxe).zip(Counters::all(fabric)?) {
+        case.figure(&node.device, after.since(before).trouble());
+    }
+    done?;
+    Ok(seen)
+}
