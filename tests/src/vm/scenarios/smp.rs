@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context, Result, bail};
+use roce_common::{psn::Psn, units::Qpn};
 
 use crate::{
     capture::{Capture, Seen},
@@ -87,16 +88,20 @@ struct Overtaken {
     behind_the_switch: u64,
 }
 
-/// Of packets with payload, those whose PSN is new and below the highest. Repeats are not new. It needs all packets: none is dropped here.
-fn overtaken<'a>(packets: impl Iterator<Item = &'a Seen>) -> u64 {
+/// Queue pair and PSN of the packets with payload.
+fn data<'a>(packets: impl Iterator<Item = &'a Seen>) -> impl Iterator<Item = (Qpn, Psn)> {
+    packets.filter(|seen| seen.packet.payload_len > 0).map(|seen| (seen.packet.bth.dest_qp, seen.packet.bth.psn))
+}
+
+/// Those whose PSN is new and below the highest. Repeats are not new. It needs all packets: none is dropped here.
+fn overtaken(packets: impl Iterator<Item = (Qpn, Psn)>) -> u64 {
     let (mut highest, mut known) = (HashMap::new(), HashSet::new());
     let mut late = 0;
-    for bth in packets.filter(|seen| seen.packet.payload_len > 0).map(|seen| &seen.packet.bth) {
-        let highest = highest.entry(bth.dest_qp).or_insert(bth.psn);
-        let ahead = bth.psn.diff(*highest) > 0;
-        late += u64::from(known.insert((bth.dest_qp, bth.psn)) && !ahead && bth.psn != *highest);
-        if ahead {
-            *highest = bth.psn;
+    for (qp, psn) in packets {
+        let highest = highest.entry(qp).or_insert(psn);
+        late += u64::from(known.insert((qp, psn)) && psn.diff(*highest) < 0);
+        if psn.diff(*highest) > 0 {
+            *highest = psn;
         }
     }
     late
@@ -113,8 +118,8 @@ fn run(case: &mut Case, fabric: &Fabric, qps: u32, messages: u32) -> Result<Over
     let sent = behind_qdisc.iter().filter(|seen| seen.frame.get(6..12) == Some(&client.port.mac));
     let seen = Overtaken {
         handed_over: flows.sum(&format!("{}/egress", client.port.name), "missing_psns"),
-        behind_the_qdisc: overtaken(sent),
-        behind_the_switch: overtaken(behind_switch.received()),
+        behind_the_qdisc: overtaken(data(sent)),
+        behind_the_switch: overtaken(data(behind_switch.received())),
     };
     case.figure("handed_over_out_of_order", seen.handed_over);
     case.figure("overtaken_behind_the_qdisc", seen.behind_the_qdisc);
@@ -125,4 +130,21 @@ fn run(case: &mut Case, fabric: &Fabric, qps: u32, messages: u32) -> Result<Over
     }
     done?;
     Ok(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_is_overtaken_once_and_a_repeat_is_not() {
+        let late = |psns: &[(u32, u32)]| overtaken(psns.iter().map(|(qp, psn)| (Qpn::new(*qp), Psn::new(*psn))));
+        assert_eq!(late(&[(1, 5), (1, 6), (1, 7)]), 0);
+        assert_eq!(late(&[(1, 5), (1, 7), (1, 6), (1, 8)]), 1, "6 behind 7");
+        assert_eq!(late(&[(1, 5), (1, 8), (1, 6), (1, 7), (1, 9)]), 2, "6 and 7 behind 8");
+        assert_eq!(late(&[(1, 5), (1, 6), (1, 7), (1, 5), (1, 6), (1, 7), (1, 8)]), 0, "go-back-N");
+        assert_eq!(late(&[(1, 5), (1, 7), (1, 6), (1, 6), (1, 7), (1, 8)]), 1, "and repeated then");
+        assert_eq!(late(&[(1, 7), (2, 5), (1, 8), (2, 6)]), 0, "queue pairs apart");
+        assert_eq!(late(&[(1, 0xff_fffe), (1, 0), (1, 0xff_ffff), (1, 1)]), 1, "beyond the last PSN");
+    }
 }
