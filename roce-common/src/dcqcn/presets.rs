@@ -14,7 +14,7 @@ impl Params {
             rp: RpParams {
                 line,
                 max_rate: Rate::from_bytes_per_sec(0),
-                min_rate: thousandth(line),
+                min_rate: part_of(line, LEAST_PART),
                 g: ONE / 256,
                 initial_alpha: ONE,
                 alpha_update: AlphaUpdate::AtCnp,
@@ -92,9 +92,12 @@ impl Params {
     }
 }
 
-/// A thousandth of a rate, at least one byte per second.
-pub(super) const fn thousandth(rate: Rate) -> Rate {
-    let part = rate.bytes_per_sec() / 1_000;
+/// The least rate is this part of the line rate, where nothing else is published.
+pub(super) const LEAST_PART: u64 = 1_000;
+
+/// One of `parts` equal parts of a rate, at least one byte per second.
+pub(super) const fn part_of(rate: Rate, parts: u64) -> Rate {
+    let part = rate.bytes_per_sec() / parts;
     Rate::from_bytes_per_sec(if part == 0 { 1 } else { part })
 }
 

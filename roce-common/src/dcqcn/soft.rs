@@ -3,7 +3,7 @@
 use super::{
     ONE,
     params::{AlphaUpdate, Boundary, HeldBackMarks, Params, RpParams},
-    presets::thousandth,
+    presets::{LEAST_PART, part_of},
 };
 use crate::units::{Nanos, Rate};
 
@@ -95,15 +95,12 @@ impl Params {
         let timer = longer(fabric.packets(TIMER_PACKETS), times(fabric.feedback, TIMER_DELAYS));
         let timer = shorter(timer, super::params::MOST_PERIOD);
         let cnp_interval = longer(fabric.packets(CNP_PACKETS), times(fabric.feedback, CNP_DELAYS));
-        let step = one_at_least(line.bytes_per_sec() / STEP_PART);
-        let start_step = one_at_least(line.bytes_per_sec() / START_STEP_PART);
-        let least = thousandth(line).bytes_per_sec();
-        let start = line.bytes_per_sec() / START_PART;
+        let step = part_of(line, STEP_PART);
         Self {
             rp: RpParams {
                 line,
                 max_rate: Rate::from_bytes_per_sec(0),
-                min_rate: thousandth(line),
+                min_rate: part_of(line, LEAST_PART),
                 g: G,
                 initial_alpha: ONE,
                 alpha_update: AlphaUpdate::AtCnp,
@@ -121,8 +118,8 @@ impl Params {
                 byte_period: 0,
                 additive: step,
                 hyper: step,
-                start_rate: Rate::from_bytes_per_sec(if start < least { least } else { start }),
-                start_additive: start_step,
+                start_rate: part_of(line, START_PART),
+                start_additive: part_of(line, START_STEP_PART),
                 start_periods: START_PERIODS,
                 usage: USAGE,
                 idle_restart: longer(times(timer, IDLE_TIMERS), IDLE_FLOOR),
@@ -134,10 +131,6 @@ impl Params {
             pmax: PMAX,
         }
     }
-}
-
-const fn one_at_least(bytes_per_sec: u64) -> Rate {
-    Rate::from_bytes_per_sec(if bytes_per_sec == 0 { 1 } else { bytes_per_sec })
 }
 
 const fn longer(a: Nanos, b: Nanos) -> Nanos {

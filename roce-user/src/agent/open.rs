@@ -262,8 +262,8 @@ fn start_logger(attachment: &mut Attachment) -> Option<Logger> {
     }
 }
 
-/// The pacer asked for; without a wish HTB, whose classes follow a new rate at once, and EDT where HTB cannot be had: rates that EDT has
-/// stamped on what waits stay.
+/// The pacer asked for; without a wish HTB, and EDT where HTB cannot be had. What waits in a class follows a new rate, what has its
+/// departure time does not.
 fn open_pacer(
     link: &LinkInfo,
     wish: Option<config::Pacer>,

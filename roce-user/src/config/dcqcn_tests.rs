@@ -193,6 +193,8 @@ fn what_cannot_be_is_refused_with_key_value_and_reason() {
         ("start_rate = \"1bit\"", &["roce.toml:2", "start_rate", "less than a byte"]),
         ("start_rate = \"80bit\"", &["start_rate = \"80bit\"", "rpg_min_rate"]),
         ("start_rate = \"20g\"", &["start_rate = \"20g\"", "rpg_max_rate"]),
+        ("rpg_ai_rate = 10\nstart_ai_rate = 5", &["start_ai_rate = \"5m\"", "at least rpg_ai_rate"]),
+        ("start_periods = 1001", &["start_periods = 1001", "0 to 1000"]),
         ("rate_to_set_on_first_cnp = \"20g\"", &["rate_to_set_on_first_cnp", "rpg_max_rate"]),
         ("dce_tcp_g = 1024", &["dce_tcp_g = 1024.0", "below 1024"]),
         ("dce_tcp_g = 1025", &["dce_tcp_g = 1025", "0 to 1024"]),

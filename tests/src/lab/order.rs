@@ -7,17 +7,14 @@
 
 use anyhow::{Context, Result};
 use nix::{
+    errno::Errno,
     mount::{MsFlags, mount},
     sched::{CloneFlags, sched_getaffinity, unshare},
     unistd::Pid,
 };
 
 /// Steers all frames that `name` receives to one CPU, chosen by `number`, and says which; `None` where there is one CPU
-/// only. Must run on a thread of its own, in the
-/// interface's namespace: the thread gets a private /sys that shows that namespace's interfaces.
-///
-/// # Errors
-/// When /sys cannot be mounted or the kernel has no receive packet steering.
+/// only. Where it must run, and its errors: [`steer`].
 pub(super) fn one_backlog(name: &str, number: u8) -> Result<Option<usize>> {
     let cpus = sched_getaffinity(Pid::from_raw(0)).context("sched_getaffinity")?;
     // A mask above 32 bits has another syntax; two CPUs are enough to spread the work.
@@ -26,11 +23,24 @@ pub(super) fn one_backlog(name: &str, number: u8) -> Result<Option<usize>> {
     if usable.len() == 1 {
         return Ok(None);
     }
+    steer(name, 1 << cpu)?;
+    Ok(Some(*cpu as usize))
+}
+
+/// Steers the frames that `name` receives to the CPUs of a mask, those of one flow to one of them. Must run on a thread of its own,
+/// in the interface's namespace: the thread gets a private /sys that shows that namespace's interfaces.
+///
+/// # Errors
+/// When /sys cannot be mounted or the kernel has no receive packet steering.
+pub fn steer(name: &str, cpus: u32) -> Result<()> {
     let none: Option<&str> = None;
     unshare(CloneFlags::CLONE_NEWNS).context("private mount namespace")?;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("make mounts private")?;
-    mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).context("mount /sys")?;
+    match mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none) {
+        // What is mounted there is this namespace's.
+        Ok(()) | Err(Errno::EBUSY) => {}
+        Err(e) => return Err(e).context("mount /sys"),
+    }
     let path = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
-    std::fs::write(&path, format!("{:x}", 1u32 << cpu)).with_context(|| format!("cannot steer: {path}"))?;
-    Ok(Some(*cpu as usize))
+    std::fs::write(&path, format!("{cpus:x}")).with_context(|| format!("cannot steer: {path}"))
 }

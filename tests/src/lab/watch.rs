@@ -11,40 +11,57 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
 
-/// What a hypervisor has given of this machine's CPUs to others.
+/// What became of the CPUs' time, in ticks.
 #[derive(Clone, Copy, Debug)]
-pub struct Stolen {
+pub struct CpuTime {
+    idle: u64,
     stolen: u64,
     all: u64,
 }
 
-impl Stolen {
+impl CpuTime {
     /// From now on.
     ///
     /// # Errors
     /// When `/proc/stat` cannot be read, or is not what proc(5) says.
     pub fn begin() -> Result<Self> {
         let stat = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
-        // user nice system idle iowait irq softirq steal, in ticks; a guest's time behind them is part of user's.
-        let times = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
+        let times = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1);
         let times: Vec<u64> = times.map_while(|t| t.parse().ok()).collect();
-        let stolen = *times.get(7).context("/proc/stat does not begin with eight times of all CPUs")?;
-        Ok(Self { stolen, all: times.iter().sum() })
+        // Guests' time, behind these, is part of user's.
+        let [user, nice, system, idle, wait, irq, softirq, stolen, ..] = times[..] else {
+            bail!("/proc/stat begins with {times:?}")
+        };
+        Ok(Self { idle: idle + wait, stolen, all: user + nice + system + idle + wait + irq + softirq + stolen })
     }
 
-    /// The part of the CPUs' time since then, 0 to 1; 0 too where the hypervisor does not tell.
+    /// The part of it since then that a hypervisor gave to others, 0 to 1; 0 too where it does not tell.
     ///
     /// # Errors
     /// As [`Self::begin`].
-    pub fn share(self) -> Result<f64> {
+    pub fn stolen(&self) -> Result<f64> {
+        self.share(|time| time.stolen)
+    }
+
+    /// The part of it since then in which the CPUs were not idle, 0 to 1.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn busy(&self) -> Result<f64> {
+        self.share(|time| time.all - time.idle)
+    }
+
+    fn share(&self, of: fn(&Self) -> u64) -> Result<f64> {
         let now = Self::begin()?;
-        Ok((now.stolen - self.stolen) as f64 / (now.all - self.all).max(1) as f64)
+        // The kernel may take back a tick of what it called idle or waiting.
+        let since = |of: fn(&Self) -> u64| of(&now).saturating_sub(of(self)) as f64;
+        Ok(since(of) / since(|time| time.all).max(1.0))
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     endpoint::{Clock, Connection, Host, Message, Op, QpHandle, QpStats, Traffic, connect},
-    lab::{Bottleneck, LEAF, Sampler, Star, Stolen, mtu_for, signals},
+    lab::{Bottleneck, CpuTime, LEAF, Sampler, Star, mtu_for, signals},
 };
 
 /// Bytes of each WRITE.
@@ -73,7 +73,7 @@ pub(super) fn run_pass(options: &Options, pass: Pass, live: &mut Live) -> Result
     let mut receiver = Host::start(&star.receiver.port, clock)?;
     let mut hosts = Vec::new();
     let mut flows = Vec::new();
-    let (begin, stolen) = (clock.now(), Stolen::begin()?);
+    let (begin, cpu) = (clock.now(), CpuTime::begin()?);
     for (i, port) in star.senders.iter().enumerate() {
         let mut host = Host::start(&port.port, clock)?;
         for q in 0..options.qps {
@@ -93,7 +93,7 @@ pub(super) fn run_pass(options: &Options, pass: Pass, live: &mut Live) -> Result
         end: clock.now(),
         senders: flows.iter().map(|f| f.sender.stats()).collect(),
         receivers: flows.iter().map(|f| f.receiver.stats()).collect(),
-        stolen: stolen.share()?,
+        stolen: cpu.stolen()?,
     };
     let half_at = clock.instant(half);
     let end_at = Instant::now();

@@ -35,6 +35,15 @@ impl Counters {
         fabric.nodes.iter().map(|node| Self::read(&node.device)).collect()
     }
 
+    /// What those of every host's device grew by since `before`, beside the device's name.
+    ///
+    /// # Errors
+    /// As [`Counters::read`].
+    pub fn grown<'a>(fabric: &'a Fabric, before: &'a [Self]) -> Result<impl Iterator<Item = (&'a str, Self)>> {
+        let devices = fabric.nodes.iter().map(|node| node.device.as_str());
+        Ok(devices.zip(Self::all(fabric)?).zip(before).map(|((device, now), before)| (device, now.since(before))))
+    }
+
     /// One of them; 0 where this kernel does not count it.
     pub fn get(&self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or(0)

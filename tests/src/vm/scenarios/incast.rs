@@ -3,17 +3,17 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fs,
     ops::Range,
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use roce_common::{abi::Direction, units::Addr};
 use roce_user::{export, sim::engine::jain};
 
+use super::{MESSAGE, MESSAGE_ON_WIRE, PATH_MTU};
 use crate::{
-    lab::{Bottleneck, LEAF, Sampler, shape},
+    lab::{Bottleneck, CpuTime, LEAF, Sampler, shape},
     rig,
     run::{AgentProcess, AgentRole},
     vm::{Case, Counters, Fabric, Part, Passed, Perf, Placement, Report, Running, Scenario, Served, Wire, load, skip},
@@ -32,19 +32,15 @@ pub(super) const SCENARIO: Scenario = Scenario {
 /// The receiver, and how many send.
 const RECEIVER: usize = 0;
 const SENDERS: usize = 4;
-/// The slow port: about what an emulated CPU carries, beside six agents and eight perftests.
+/// The slow port: at twice this rate an emulated CPU that carries six agents and eight perftests, too, is never idle.
 const PORT: Bottleneck = Bottleneck { bits_per_sec: 4_000_000, queue: 64 };
 const RATE: &str = "4m";
 /// How late an emulated CPU that runs all this answers.
 const FEEDBACK: &str = "10ms";
-/// What each sends, over all its queue pairs.
-const MESSAGE: u64 = 65_536;
+/// Messages that each sends, over all its queue pairs.
 const MESSAGES: u64 = 144;
 /// ACK timeout 4.096 µs × 2^21, 8.6 s: a sixteenth of the port takes 2.3 s for what rxe hands over at once.
 const TIMEOUT: u8 = 21;
-const PATH_MTU: u32 = 1_024;
-/// Bytes on the wire of one message, headers of 58 bytes.
-const MESSAGE_ON_WIRE: u64 = MESSAGE / PATH_MTU as u64 * (PATH_MTU as u64 + 58);
 /// From the first packet on, this long the flows find their rates.
 const START_UP: Duration = Duration::from_secs(30);
 /// With one queue pair on each sender nothing may be dropped later than this after the first packet. With more, not after the start-up:
@@ -63,7 +59,7 @@ fn capacity() -> f64 {
 }
 
 fn fabric() -> Result<Fabric> {
-    load(&["sch_htb", "sch_fq"])?;
+    load(&["sch_htb"])?;
     let fabric = Fabric::new(1 + SENDERS as u8, 1_500, Placement::Initial)?;
     shape(&fabric.nodes[RECEIVER].switch_port, PORT)?;
     Ok(fabric)
@@ -200,28 +196,6 @@ fn arrived(fabric: &Fabric, wire: &Passed) -> BTreeMap<(usize, u32), Arrivals> {
     of
 }
 
-/// How much of the time the guest's CPUs were not idle.
-struct Busy {
-    idle: u64,
-    all: u64,
-}
-
-impl Busy {
-    fn begin() -> Result<Self> {
-        let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-        // proc(5): user, nice, system, idle, iowait, irq, softirq, steal, …
-        let ticks: Vec<u64> = stat.lines().next().unwrap_or("").split(' ').filter_map(|n| n.parse().ok()).collect();
-        let [_, _, _, idle, wait, ..] = ticks[..] else { bail!("/proc/stat begins with {ticks:?}") };
-        Ok(Self { idle: idle + wait, all: ticks.iter().sum() })
-    }
-
-    /// From 0 to 1, since it began.
-    fn share(&self) -> Result<f64> {
-        let now = Self::begin()?;
-        Ok(1.0 - (now.idle - self.idle) as f64 / (now.all - self.all).max(1) as f64)
-    }
-}
-
 /// What became of the transfers.
 struct Outcome {
     /// The part of the port that was used after the start-up.
@@ -254,7 +228,7 @@ impl Outcome {
 fn run(case: &mut Case, fabric: &Fabric, qps: u64) -> Result<Outcome> {
     let sampler = sampler(fabric)?;
     let wire = Wire::start(&fabric.nodes[RECEIVER])?;
-    let cpu = Busy::begin()?;
+    let cpu = CpuTime::begin()?;
     let (begin, clock) = (Instant::now(), SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?);
     let mut rates = Vec::new();
     for transfer in start(fabric, qps)? {
@@ -264,7 +238,7 @@ fn run(case: &mut Case, fabric: &Fabric, qps: u64) -> Result<Outcome> {
         }
     }
     let (end, wire) = (Instant::now(), wire.finish()?);
-    let busy = cpu.share()?;
+    let busy = cpu.busy()?;
     case.percent("cpu_busy_percent", busy);
     let arrived = arrived(fabric, &wire);
     case.equal("queue pairs that sent", arrived.len() as u64, SENDERS as u64 * qps);
@@ -302,7 +276,7 @@ fn run(case: &mut Case, fabric: &Fabric, qps: u64) -> Result<Outcome> {
         for (_, flow) in flows.iter().filter(|(key, _)| key.tap.direction() == Direction::Egress && key.src == src) {
             let counted = export::Counters::of(flow);
             sent += flow.bytes;
-            repeated += (counted.retransmitted + counted.duplicates) * u64::from(PATH_MTU);
+            repeated += (counted.retransmitted + counted.duplicates) * PATH_MTU;
         }
         let whole = MESSAGE * MESSAGES;
         case.expect(

@@ -83,12 +83,11 @@ pub(super) fn agents(report: &mut Report) -> Result<()> {
         load.finish()
     });
     report.case("no queue pair failed", |case| {
-        for ((node, before), after) in fabric.nodes.iter().zip(&before).zip(Counters::all(&fabric)?) {
-            let grown = after.since(before);
+        for (device, grown) in Counters::grown(&fabric, &before)? {
             for name in FATAL {
-                case.equal(format_args!("{name} of {}", node.device), grown.get(name), 0);
+                case.equal(format_args!("{name} of {device}"), grown.get(name), 0);
             }
-            case.figure(&format!("{}_trouble", node.device), grown.trouble());
+            case.figure(&format!("{device}_trouble"), grown.trouble());
         }
         case.figure("runs", runs?);
         Ok(())

@@ -65,8 +65,8 @@ fn sent(case: &mut Case, fabric: &Fabric, traffic: impl FnOnce() -> Result<()>) 
     traffic()?;
     let [first, second] = wires.map(|wire| wire.finish().map(|passed| passed.sent().cloned().collect::<Vec<_>>()));
     let sent = [first?, second?];
-    for ((node, before), after) in fabric.nodes.iter().zip(&before).zip(Counters::all(fabric)?) {
-        case.equal(format_args!("{} trouble", node.device), after.since(before).trouble(), vec![]);
+    for (device, grown) in Counters::grown(fabric, &before)? {
+        case.equal(format_args!("{device} trouble"), grown.trouble(), vec![]);
     }
     for (i, packets) in sent.iter().enumerate() {
         let wrong = packets.iter().filter(|seen| !checksum_is_right(&seen.frame)).count();

@@ -14,6 +14,12 @@ mod smp;
 
 use super::{Part, Scenario};
 
+/// Bytes of a message, in 64 packets of path MTU 1024.
+const MESSAGE: u64 = 65_536;
+const PATH_MTU: u64 = 1_024;
+/// Bytes of one on the wire: headers of 58 bytes a packet. What few bytes RETH and AETH add do not matter.
+const MESSAGE_ON_WIRE: u64 = MESSAGE / PATH_MTU * (PATH_MTU + 58);
+
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[
     classify::SCENARIO,

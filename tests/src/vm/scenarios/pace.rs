@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
 
+use super::{MESSAGE, MESSAGE_ON_WIRE};
 use crate::{
     lab::{Watch, json},
     rig,
@@ -28,9 +29,6 @@ const SERVER: usize = 1;
 /// Measured for this long, after a while in which the first packets pass.
 const WINDOW: Duration = Duration::from_secs(4);
 const SETTLE: Duration = Duration::from_secs(1);
-const MESSAGE: u64 = 65_536;
-/// Bytes on the wire of a message: path MTU 1024, headers of 58 bytes; what few bytes RETH and AETH add are too many to matter.
-const MESSAGE_ON_WIRE: u64 = 64 * 1_082;
 /// Of what the emulated CPU carries without a limit, at most this part is asked of it.
 const NEAR_LINE: f64 = 0.5;
 
@@ -56,7 +54,7 @@ const PLAN: [(u64, &[Run]); 4] = [
 
 /// What host 0 sends without a limit, payload bits per second, while an agent and a capture do the same work as later.
 fn unlimited(fabric: &Fabric) -> Result<f64> {
-    let agent = fabric.agent(CLIENT, &["--link-rate", "1g", "--pacer", "off", "--ingress", "tc"])?;
+    let agent = unpaced(fabric, CLIENT)?;
     let wire = Wire::start(&fabric.nodes[CLIENT])?;
     let done = Perf::new("ib_send_bw").args("-e -s 65536 -n 200").run(fabric, CLIENT, SERVER)?;
     wire.finish()?;
@@ -88,8 +86,13 @@ fn rates(report: &mut Report, pacer: &str) -> Result<()> {
     Ok(())
 }
 
+/// An agent that paces nothing.
+pub(super) fn unpaced(fabric: &Fabric, host: usize) -> Result<AgentProcess> {
+    fabric.agent(host, &["--link-rate", "1g", "--pacer", "off", "--ingress", "tc"])
+}
+
 /// An agent whose queue pairs have a rate from their first packet on, never less and never more.
-fn agent(fabric: &Fabric, host: usize, pacer: &str, rate: u64) -> Result<AgentProcess> {
+pub(super) fn agent(fabric: &Fabric, host: usize, pacer: &str, rate: u64) -> Result<AgentProcess> {
     let rate = format!("{rate}m");
     // The timer of a link this fast would only wake the controller a thousand times a second for nothing.
     let given = ["--start-rate", &rate, "--rpg-min-rate", &rate, "--rpg-max-rate", &rate, "--rpg-time-reset", "200ms"];
@@ -155,8 +158,8 @@ fn measure(case: &mut Case, fabric: &Fabric, rate: u64, run: &Run) -> Result<f64
         case.expect(time * 10 > WINDOW * 9, format_args!("queue pair {qp} sent for {:.1} s only", time.as_secs_f64()));
     }
     case.equal("drops of the qdisc", drops(fabric, sender)? - before, 0);
-    for ((node, before), after) in fabric.nodes.iter().zip(&rxe).zip(Counters::all(fabric)?) {
-        case.equal(format_args!("trouble of {}", node.device), after.since(before).trouble(), vec![]);
+    for (device, grown) in Counters::grown(fabric, &rxe)? {
+        case.equal(format_args!("trouble of {device}"), grown.trouble(), vec![]);
     }
     for (id, tally) in Flows::read(fabric)?.since(&flows).iter() {
         case.equal(format_args!("loss at {} of queue pair {}", id.tap, id.dest_qp), tally.trouble(), vec![]);

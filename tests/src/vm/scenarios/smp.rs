@@ -3,12 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use roce_common::{psn::Psn, units::Qpn};
 
+use super::{MESSAGE, pace};
 use crate::{
     capture::{Capture, Seen},
-    lab::Port,
+    lab::steer,
     rig,
     vm::{Case, Counters, Fabric, Flows, Part, Perf, Placement, Report, Scenario, Wire, load},
 };
@@ -21,13 +22,12 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const CLIENT: usize = 0;
 const SERVER: usize = 1;
-const MESSAGE: u32 = 65_536;
-/// What a paced queue pair has, and how much it sends: for four seconds and a half.
-const RATE: &str = "1m";
+/// What a paced queue pair has, Mb/s, and how much it sends: for four seconds and a half.
+const RATE: u64 = 1;
 const PACED_MESSAGES: u32 = 8;
 const MESSAGES: u32 = 40;
 /// The mask of both CPUs.
-const BOTH: &str = "3";
+const BOTH: u32 = 0b11;
 
 fn order(report: &mut Report) -> Result<()> {
     load(&["sch_fq", "sch_htb"])?;
@@ -36,7 +36,7 @@ fn order(report: &mut Report) -> Result<()> {
         paced(report, &fabric, pacer, &[4, 16], false)?;
     }
     // A veth hands a packet to the backlog of the CPU that sends it. Steering puts all packets of a flow into one CPU's.
-    steer(&fabric)?;
+    steer_flows(&fabric)?;
     for pacer in ["edt", "htb"] {
         paced(report, &fabric, pacer, &[16], true)?;
     }
@@ -44,12 +44,11 @@ fn order(report: &mut Report) -> Result<()> {
 }
 
 fn paced(report: &mut Report, fabric: &Fabric, pacer: &str, all_qps: &[u32], steered: bool) -> Result<()> {
-    let mut args = vec!["--link-rate", "1g", "--pacer", pacer, "--ingress", "tc"];
-    if pacer != "off" {
-        args.extend(["--start-rate", RATE, "--rpg-min-rate", RATE, "--rpg-max-rate", RATE]);
-        args.extend(["--rpg-time-reset", "200ms"]);
-    }
-    let agents = [fabric.agent(CLIENT, &args)?, fabric.agent(SERVER, &args)?];
+    let agent = |host| match pacer {
+        "off" => pace::unpaced(fabric, host),
+        _ => pace::agent(fabric, host, pacer, RATE),
+    };
+    let agents = [agent(CLIENT)?, agent(SERVER)?];
     let messages = if pacer == "off" { MESSAGES } else { PACED_MESSAGES };
     for qps in all_qps {
         let steering = if steered { ", each flow steered to one CPU" } else { "" };
@@ -67,18 +66,9 @@ fn paced(report: &mut Report, fabric: &Fabric, pacer: &str, all_qps: &[u32], ste
 }
 
 /// Receive packet steering on every interface of the fabric.
-fn steer(fabric: &Fabric) -> Result<()> {
-    let ports = |node: usize| [&fabric.nodes[node].port, &fabric.nodes[node].switch_port];
-    [CLIENT, SERVER].into_iter().flat_map(ports).try_for_each(|port: &Port| {
-        // sysfs shows the interfaces of the namespace in which it was mounted.
-        let script = "mkdir -p /run/sys && mount -t sysfs sysfs /run/sys && \
-                      echo $0 > /run/sys/class/net/$1/queues/rx-0/rps_cpus; rc=$?; umount /run/sys; exit $rc";
-        let done = port.ns.command("sh").args(["-c", script, BOTH, &port.name]).output().context("sh")?;
-        if !done.status.success() {
-            bail!("steering {}: {}", port.name, String::from_utf8_lossy(&done.stderr).trim());
-        }
-        Ok(())
-    })
+fn steer_flows(fabric: &Fabric) -> Result<()> {
+    let ports = fabric.nodes.iter().flat_map(|node| [&node.port, &node.switch_port]);
+    ports.into_iter().try_for_each(|port| port.ns.run(|| steer(&port.name, BOTH)))
 }
 
 /// Packets that came behind one that was sent after them, at each place.
@@ -125,8 +115,8 @@ fn run(case: &mut Case, fabric: &Fabric, qps: u32, messages: u32) -> Result<Over
     case.figure("overtaken_behind_the_qdisc", seen.behind_the_qdisc);
     case.figure("overtaken_behind_the_switch", seen.behind_the_switch);
     case.figure("missing_when_taken_in", flows.sum(&format!("{}/ingress", server.port.name), "missing_psns"));
-    for ((node, before), after) in fabric.nodes.iter().zip(&rxe).zip(Counters::all(fabric)?) {
-        case.figure(&node.device, after.since(before).trouble());
+    for (device, grown) in Counters::grown(fabric, &rxe)? {
+        case.figure(device, grown.trouble());
     }
     done?;
     Ok(seen)
