@@ -36,6 +36,7 @@ mod np;
 mod pace;
 mod queue;
 mod track;
+mod turn;
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},

@@ -6,7 +6,6 @@ use aya_ebpf::{
 };
 use roce_common::{
     abi::{Config, Counter, Direction, EventKind, PaceCell, Pacer, PeerQp, RateValue, Role, Tap},
-    dcqcn::cp::take,
     units::{Qpn, Rate},
     wire::{Kind, Packet, Service},
 };
@@ -18,10 +17,9 @@ use crate::{
     event,
     ingress::is_local,
     maps::{CONFIG, HEARTBEAT, PACE, RATES, START_CLASSES},
+    turn,
 };
 
-/// Tries to book a departure time this often before the packet leaves unpaced.
-const BOOK_TRIES: u32 = 16;
 /// No packet is put off further than this; fq's own horizon is 10 s.
 const HORIZON_NS: u64 = 5_000_000_000;
 /// A limited packet departs no earlier than this from now. On Linux 6.12 packets that were due when fq took them were seen
@@ -99,7 +97,9 @@ pub(crate) fn pace(ctx: &TcContext, cfg: &Config, tally: Tally, packet: &Packet)
     } else {
         Rate::from_bytes_per_sec(rate.bytes_per_sec).time_for(len).0
     };
-    let Some(departure) = book(cell, earliest(ctx, now), cost) else {
+    // SAFETY: an aligned u64 of a live map value.
+    let Some(departure) = (unsafe { turn::take(&raw mut (*cell).next_ns, earliest(ctx, now), cost, HORIZON_NS) })
+    else {
         tally.add(Counter::PaceContended);
         return;
     };
@@ -169,24 +169,6 @@ fn start(cfg: &Config, tally: Tally, packet: &Packet) -> bool {
         tally.add(Counter::StartUnlimited);
     }
     limited
-}
-
-/// Books `cost` nanoseconds in the limiter, `now` or later, and returns when they start.
-#[inline(always)]
-fn book(cell: *mut PaceCell, now: u64, cost: u64) -> Option<u64> {
-    for _ in 0..BOOK_TRIES {
-        // SAFETY: an aligned u64 of a live map value.
-        let next = unsafe { (&raw const (*cell).next_ns).read_volatile() };
-        let slot = take(next, now, cost, HORIZON_NS);
-        if cost == 0 {
-            return Some(slot.start_ns);
-        }
-        // SAFETY: as above.
-        if unsafe { atomic::replace_u64(&raw mut (*cell).next_ns, next, slot.next_ns) } {
-            return Some(slot.start_ns);
-        }
-    }
-    None
 }
 
 /// The HTB class of a packet, when its queue pair is limited.

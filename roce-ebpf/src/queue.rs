@@ -12,15 +12,13 @@ use roce_common::{
 };
 
 use crate::{
-    atomic,
     count::Tally,
     ctx,
     maps::{CP_CLASSES, CP_DSCP, CP_STATS, VQUEUE},
     mark::set_tos,
+    turn,
 };
 
-/// Tries to join the queue this often; then the packet passes unmarked and uncounted by the queue.
-const JOIN_TRIES: u32 = 16;
 /// A second of the peak is 2^30 ns.
 const SECOND_SHIFT: u64 = 30;
 /// Offset of the network header of an untagged frame, and where its EtherType stands.
@@ -92,7 +90,8 @@ fn class_of(cfg: &Config, tos: u8) -> (u32, CpClass) {
     }
 }
 
-/// Bytes in the class's virtual queue before this packet.
+/// Bytes in the class's virtual queue before this packet; `None` where others were always faster: then it passes unmarked, and the
+/// queue does not count it.
 #[inline(always)]
 fn join(cfg: &Config, index: u32, class: &CpClass, bytes: u32) -> Option<u64> {
     let own = class.bytes_per_sec != 0;
@@ -104,17 +103,12 @@ fn join(cfg: &Config, index: u32, class: &CpClass, bytes: u32) -> Option<u64> {
     let cell = VQUEUE.get_ptr_mut(if own { index } else { 0 })?;
     // SAFETY: the helper has no arguments.
     let now = unsafe { bpf_ktime_get_ns() };
-    for _ in 0..JOIN_TRIES {
-        // SAFETY: an aligned u64 of a live map value.
-        let old = unsafe { (&raw const (*cell).empty_at_ns).read_volatile() };
-        let arrival = queue.arrive(old, now, bytes);
-        // SAFETY: as above.
-        if unsafe { atomic::replace_u64(&raw mut (*cell).empty_at_ns, old, arrival.empty_at_ns) } {
-            note(index, now, bytes, arrival.depth_bytes);
-            return Some(arrival.depth_bytes);
-        }
-    }
-    None
+    let place = queue.place(bytes);
+    // SAFETY: an aligned u64 of a live map value.
+    let start = unsafe { turn::take(&raw mut (*cell).empty_at_ns, now, place.cost_ns, place.horizon_ns) }?;
+    let depth = queue.depth_bytes(start.wrapping_sub(now));
+    note(index, now, bytes, depth);
+    Some(depth)
 }
 
 /// Keeps the statistics of a class.

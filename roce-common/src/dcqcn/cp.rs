@@ -46,20 +46,43 @@ pub struct Arrival {
     pub empty_at_ns: u64,
 }
 
+/// What a packet takes of a [`Queue`]: two arguments of [`take`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// How long the queue needs for it.
+    pub cost_ns: u64,
+    /// How long it needs for all that it holds.
+    pub horizon_ns: u64,
+}
+
 impl Queue {
+    const SECOND: u64 = 1_000_000_000;
+
+    /// What a packet of `bytes` takes of it.
+    #[inline(always)]
+    pub const fn place(&self, bytes: u32) -> Place {
+        if self.bytes_per_sec == 0 {
+            return Place { cost_ns: 0, horizon_ns: 0 };
+        }
+        // u32 · 10^9 stays below 2^62, so neither product nor the way back from time to bytes overflows.
+        Place {
+            cost_ns: bytes as u64 * Self::SECOND / self.bytes_per_sec,
+            horizon_ns: self.limit_bytes as u64 * Self::SECOND / self.bytes_per_sec,
+        }
+    }
+
+    /// Bytes in front of a packet that waits for `wait_ns`, at most the horizon.
+    #[inline(always)]
+    pub const fn depth_bytes(&self, wait_ns: u64) -> u64 {
+        wait_ns * self.bytes_per_sec / Self::SECOND
+    }
+
     /// A packet of `bytes` arrives at `now_ns`; `empty_at_ns` is the cell's old value.
     #[inline(always)]
     pub const fn arrive(&self, empty_at_ns: u64, now_ns: u64, bytes: u32) -> Arrival {
-        const SECOND: u64 = 1_000_000_000;
-        if self.bytes_per_sec == 0 {
-            return Arrival { depth_bytes: 0, empty_at_ns };
-        }
-        // u32 · 10^9 stays below 2^62, so neither product nor the way back from time to bytes overflows.
-        let cost_ns = bytes as u64 * SECOND / self.bytes_per_sec;
-        let horizon_ns = self.limit_bytes as u64 * SECOND / self.bytes_per_sec;
+        let Place { cost_ns, horizon_ns } = self.place(bytes);
         let slot = take(empty_at_ns, now_ns, cost_ns, horizon_ns);
-        let wait_ns = slot.start_ns - now_ns;
-        Arrival { depth_bytes: wait_ns * self.bytes_per_sec / SECOND, empty_at_ns: slot.next_ns }
+        Arrival { depth_bytes: self.depth_bytes(slot.start_ns - now_ns), empty_at_ns: slot.next_ns }
     }
 }
 
