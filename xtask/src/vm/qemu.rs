@@ -26,6 +26,10 @@ const PERIOD: Duration = Duration::from_millis(50);
 const KERNEL_ARGS: &str = "quiet panic=-1 mitigations=off nokaslr audit=0 apparmor=0 nowatchdog random.trust_cpu=on \
                            init_on_alloc=0 tsc=reliable no_timer_check rcupdate.rcu_expedited=1 cryptomgr.notests rdinit=/init";
 
+/// What an emulated CPU is slower with, where the emulator knows it: page tables of five levels, and string instructions that are said
+/// to be fast. A kernel copies byte by byte with those, each a turn of a loop here.
+const SLOW: [&str; 5] = ["la57", "erms", "fsrm", "fsrs", "fzrm"];
+
 /// How guests' CPUs are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Accel {
@@ -48,6 +52,8 @@ pub(super) struct Qemu {
     /// The program and its first arguments.
     program: Vec<OsString>,
     pub(super) accel: Accel,
+    /// The model of an emulated CPU.
+    emulated: String,
 }
 
 /// One guest.
@@ -81,7 +87,8 @@ impl Qemu {
             Some(program) => vec![program.into()],
             None => unpacked(&dir.join("qemu"), refresh, apt)?,
         };
-        Ok(Self { program, accel: Accel::Tcg })
+        let known = exec::capture(Command::new(&program[0]).args(&program[1..]).args(["-cpu", "help"]))?;
+        Ok(Self { program, accel: Accel::Tcg, emulated: emulated(&String::from_utf8_lossy(&known)) })
     }
 
     /// Takes KVM if a guest boots with it. What came of it is remembered in `dir`, for this kernel of the host.
@@ -113,8 +120,7 @@ impl Qemu {
     fn command(&self, machine: &Machine<'_>, console: &str) -> Command {
         let (accel, cpu) = match self.accel {
             Accel::Kvm => ("kvm", "host"),
-            // Five-level page tables cost emulated CPUs time.
-            Accel::Tcg => ("tcg,thread=multi", "max,la57=off"),
+            Accel::Tcg => ("tcg,thread=multi", self.emulated.as_str()),
         };
         let mut command = Command::new(&self.program[0]);
         command.args(&self.program[1..]);
@@ -176,6 +182,12 @@ impl Qemu {
         dirs::make(machine.share)?;
         exec::run(&mut self.command(machine, "stdio"))
     }
+}
+
+/// The model of an emulated CPU: all that the emulator can do but what is slow. `known` is what it says to `-cpu help`.
+fn emulated(known: &str) -> String {
+    let off = SLOW.iter().filter(|slow| known.split_ascii_whitespace().any(|word| word == **slow));
+    off.fold("max".to_owned(), |model, slow| model + "," + slow + "=off")
 }
 
 fn how(status: ExitStatus) -> Ended {
@@ -241,4 +253,18 @@ fn unpacked(root: &Path, refresh: bool, apt: &mut dyn FnMut() -> anyhow::Result<
         anyhow!("the unpacked {PROGRAM} does not run; install it: apt-get install qemu-system-x86 ({e:#})")
     })?;
     Ok(command(&[]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_emulated_cpu_goes_without_what_is_slow_and_known() {
+        assert_eq!(
+            emulated("Recognized CPUID flags:\n  3dnow erms fsrm\n  kvm-la57 la57 x2apic\n"),
+            "max,la57=off,erms=off,fsrm=off"
+        );
+        assert_eq!(emulated(""), "max");
+    }
 }
