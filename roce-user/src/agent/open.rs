@@ -1,6 +1,6 @@
 //! From settings to a running agent.
 
-use std::{collections::HashMap, io, os::fd::AsRawFd, sync::Arc};
+use std::{collections::HashMap, io, os::fd::AsRawFd, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use aya::Ebpf;
@@ -45,7 +45,12 @@ pub struct Plan {
     pub keep: bool,
     /// Where packets around what happens are recorded.
     pub capture: Option<capture::Folder>,
+    /// Time between two reports.
+    pub interval: Duration,
 }
+
+/// Time between two reports, where nothing else is said.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// Development messages of the BPF programs, waiting to be written to the log.
 pub(super) type Logger = AsyncFd<aya_log::EbpfLogger<&'static dyn log::Log>>;
@@ -76,6 +81,8 @@ pub struct Agent {
     pub(super) cnp_ring_full: u64,
     /// Limiters made by the egress program that the controller has not heard of.
     pub(super) starts_missing: u64,
+    /// The next walk over the flows is reported.
+    pub(super) report_due: bool,
     /// The ring was full before the last reading of the pairs' counters.
     pub(super) cnps_to_confirm: bool,
     /// Walks the flows; away while it does.
@@ -105,7 +112,7 @@ impl Plan {
             None => (config::Ingress::Xdp, Some("the default on a physical device")),
         };
         let rdma = devices::devices(&link.name);
-        Self { link, settings, ingress, ingress_reason, rdma, keep, capture: None }
+        Self { link, settings, ingress, ingress_reason, rdma, keep, capture: None, interval: REPORT_EVERY }
     }
 
     fn config(&self) -> Config {
@@ -231,6 +238,7 @@ impl Agent {
             last_bytes: HashMap::new(),
             cnp_ring_full: 0,
             starts_missing: 0,
+            report_due: false,
             cnps_to_confirm: false,
             walker: Some(walker),
             logger,

@@ -12,7 +12,7 @@ use roce_common::{
 use tokio::{
     sync::{mpsc, watch},
     task::{self, JoinHandle},
-    time::{self, Instant, MissedTickBehavior},
+    time::{self, Instant, Interval, MissedTickBehavior},
 };
 
 use super::{
@@ -28,16 +28,18 @@ use crate::{
     netlink::Netlink,
 };
 
-/// How often flows are walked, reported and aged.
-const REPORT: Duration = Duration::from_secs(1);
+/// How often the agent looks after the interface, its addresses, and what news of the kernel side was lost.
+const LOOK: Duration = Duration::from_secs(1);
 /// A flow that was silent for this long is forgotten.
 const FLOW_IDLE: Nanos = Nanos(60 * Nanos::SECOND.0);
 /// Flows of fewer packets than this are forgotten sooner: a flood of forged ones must not hold the table.
 const FEW_PACKETS: u64 = 4;
 /// How soon.
 const FEW_IDLE: Nanos = Nanos(5 * Nanos::SECOND.0);
-/// With more flows than this the table is walked every tenth time only.
+/// With more flows than this the table is walked as rarely as it may be.
 const MANY_FLOWS: usize = 16_384;
+/// Flows are walked, and aged, as often as they are reported, but at least this often.
+const WALK: Duration = Duration::from_secs(10);
 
 impl Agent {
     /// Runs until `stop` says so, then detaches.
@@ -95,29 +97,34 @@ impl Agent {
         output: &Rc<RefCell<Output>>,
         stop: &mut watch::Receiver<bool>,
     ) -> Result<()> {
-        let mut report = time::interval_at(Instant::now() + REPORT, REPORT);
-        report.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut round = 0u64;
+        let mut look = every(LOOK);
+        let (period, walks) = rhythm(self.plan.interval);
+        let mut next_walk = every(period);
+        let (mut round, mut walked) = (0u32, Instant::now());
         let mut walk = None;
         let mut question = None;
         loop {
             tokio::select! {
                 biased;
                 _ = stop.changed() => return Ok(()),
-                _ = report.tick() => {
-                    round += 1;
+                _ = look.tick() => {
                     self.check_interface()?;
                     self.refresh_locals(running)?;
                     self.recover_cnps(running)?;
                     self.publisher.not_shown(running.progress().not_shown);
                     self.recover_starts(running)?;
                     self.look_for_unpaired(running)?;
-                    if self.flows_seen < MANY_FLOWS || round.is_multiple_of(10) {
+                }
+                _ = next_walk.tick() => {
+                    round += 1;
+                    self.report_due |= round.is_multiple_of(walks);
+                    if self.flows_seen < MANY_FLOWS || walked.elapsed() + period / 2 >= WALK {
+                        walked = Instant::now();
                         self.start_walk(&mut walk);
                     }
                 }
-                walked = end_of(&mut walk) => {
-                    let (walker, flows) = walked?;
+                done = end_of(&mut walk) => {
+                    let (walker, flows) = done?;
                     self.walker = Some(walker);
                     self.take_flows(output, running, &flows?)?;
                 }
@@ -265,9 +272,26 @@ impl Agent {
         for record in self.publisher.look(flows) {
             output.borrow_mut().event(&self.plan.link.name, &record)?;
         }
+        if !std::mem::take(&mut self.report_due) {
+            return Ok(());
+        }
         let busiest = flows.get(..REPORTED_FLOWS).unwrap_or(flows);
         self.report(output, &running.progress(), busiest, flows.len())
     }
+}
+
+/// The time between two walks, and how many make up an interval between reports.
+fn rhythm(interval: Duration) -> (Duration, u32) {
+    let walks = interval.as_millis().div_ceil(WALK.as_millis()).max(1);
+    let walks = u32::try_from(walks).unwrap_or(u32::MAX);
+    (interval / walks, walks)
+}
+
+/// Ticks from one period on, and never twice at once.
+fn every(period: Duration) -> Interval {
+    let mut interval = time::interval_at(Instant::now() + period, period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
 }
 
 /// A walk over the flows under way on another thread.
@@ -292,4 +316,19 @@ async fn pass_on(mut logger: Logger) {
 /// Whether a queue pair is limited, for reports.
 pub(super) fn limit(maps: &Maps, key: PeerQp) -> Option<u64> {
     maps.rate(key).map(|r| r.bytes_per_sec * 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_are_walked_as_often_as_reported_and_every_ten_seconds_at_least() {
+        let ms = Duration::from_millis;
+        assert_eq!(rhythm(ms(100)), (ms(100), 1));
+        assert_eq!(rhythm(ms(1_000)), (ms(1_000), 1));
+        assert_eq!(rhythm(ms(10_000)), (ms(10_000), 1));
+        assert_eq!(rhythm(ms(25_000)), (ms(25_000) / 3, 3));
+        assert_eq!(rhythm(Duration::from_secs(3_600)), (ms(10_000), 360));
+    }
 }

@@ -67,6 +67,9 @@ pub(super) struct RunArgs {
     /// Stop after this many seconds
     #[arg(long, value_name = "S", value_parser = duration)]
     duration: Option<Duration>,
+    /// Seconds between two reports, 0.1 to 3600
+    #[arg(long, value_name = "S", value_parser = interval, default_value = "1")]
+    interval: Duration,
     /// Leave programs, maps and pins in place at the end (roce detach removes them)
     #[arg(long)]
     keep: bool,
@@ -85,6 +88,14 @@ fn duration(text: &str) -> Result<Duration, String> {
         return Err(format!("`{text}`: must be above 0 and at most 1e9 seconds"));
     }
     Ok(Duration::from_secs_f64(seconds))
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if !(Duration::from_millis(100)..=Duration::from_hours(1)).contains(&interval) {
+        return Err(format!("`{text}`: must be 0.1 to 3600 seconds"));
+    }
+    Ok(interval)
 }
 
 impl RunArgs {
@@ -172,7 +183,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             settings = settings.with_context(|| format!("{}, with the command line", path.display()));
         }
         let settings = settings?;
-        plans.push(Plan { capture: capture.clone(), ..Plan::new(link, settings, args.keep) });
+        let plan = Plan::new(link, settings, args.keep);
+        plans.push(Plan { capture: capture.clone(), interval: args.interval, ..plan });
     }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
