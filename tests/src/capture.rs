@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,6 +19,11 @@ use crate::{endpoint::Tap, lab::Port};
 
 /// Longest frame kept whole.
 const BUFFER: usize = 9_216;
+
+/// A frame younger than this when it is read is the newest: then others are let gather for [`GATHERING`], or a busy CPU would wake the
+/// capture for every one of them.
+const FRESH: Duration = Duration::from_millis(2);
+const GATHERING: Duration = Duration::from_millis(5);
 
 /// A RoCEv2 packet on the wire.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,6 +75,9 @@ impl Capture {
                     let frame = buffer.get(..n).unwrap_or_default();
                     if let Verdict::Roce(packet) = wire::parse(frame) {
                         seen.push(Seen { at, packet, frame: frame.to_vec() });
+                    }
+                    if SystemTime::UNIX_EPOCH.elapsed().is_ok_and(|now| now.saturating_sub(at) < FRESH) {
+                        thread::sleep(GATHERING);
                     }
                 }
                 match tap.dropped()? {

@@ -20,6 +20,7 @@ use nix::{
 /// What became of the CPUs' time, in ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuTime {
+    /// With what the nice take, who get it where nobody else wants it: a perftest that polls is never idle.
     idle: u64,
     stolen: u64,
     all: u64,
@@ -38,7 +39,7 @@ impl CpuTime {
         let [user, nice, system, idle, wait, irq, softirq, stolen, ..] = times[..] else {
             bail!("/proc/stat begins with {times:?}")
         };
-        Ok(Self { idle: idle + wait, stolen, all: user + nice + system + idle + wait + irq + softirq + stolen })
+        Ok(Self { idle: idle + wait + nice, stolen, all: user + nice + system + idle + wait + irq + softirq + stolen })
     }
 
     /// The part of it since then that a hypervisor gave to others, 0 to 1; 0 too where it does not tell.
@@ -49,7 +50,7 @@ impl CpuTime {
         self.share(|time| time.stolen)
     }
 
-    /// The part of it since then in which the CPUs were not idle, 0 to 1.
+    /// The part of it since then in which the CPUs were not idle, and not with the nice, 0 to 1.
     ///
     /// # Errors
     /// As [`Self::begin`].

@@ -18,6 +18,8 @@ use crate::{
 
 /// An MTU that lets rxe choose a path MTU of 4096.
 pub const JUMBO: u32 = 4_200;
+/// A report each second takes an agent on an emulated CPU a tenth of it.
+const SELDOM: [&str; 2] = ["--interval", "10"];
 /// How long an rxe device may take to become active.
 const ACTIVE: Duration = Duration::from_secs(10);
 
@@ -62,6 +64,15 @@ impl Node {
                 port.name
             ),
         ])
+    }
+
+    /// Takes back [`Node::mark_all_with_ce`].
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn mark_nothing(&self) -> Result<()> {
+        let port = &self.switch_port;
+        port.ns.tc(&[format!("qdisc del dev {} clsact", port.name)])
     }
 
     /// The index of its GID for an IP version.
@@ -154,7 +165,15 @@ impl Fabric {
     /// # Errors
     /// When it does not attach.
     pub fn agent(&self, host: usize, args: &[&str]) -> Result<AgentProcess> {
-        rig::agent(&self.nodes[host].port, AgentRole::Host, args)
+        rig::agent(&self.nodes[host].port, AgentRole::Host, &[&SELDOM, args].concat())
+    }
+
+    /// Makes the switch's port to a host a congestion point.
+    ///
+    /// # Errors
+    /// When its agent does not attach.
+    pub fn congestion_point(&self, host: usize, args: &[&str]) -> Result<AgentProcess> {
+        rig::agent(&self.nodes[host].switch_port, AgentRole::Cp, &[&SELDOM, args].concat())
     }
 
     /// Waits until every device can send.

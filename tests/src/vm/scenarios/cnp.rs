@@ -41,6 +41,8 @@ const NIC_TOS: u8 = 48 << 2 | 2;
 const NIC_PORT: u16 = 0;
 /// What each queue pair may send at most: little, so that an emulated CPU is idle beside it, and a cut shows at once.
 const MOST: &str = "10m";
+/// Most of it, bytes per second: 8 Mb/s.
+const RECOVERED: u64 = 1_000_000;
 /// Messages of 64 KiB, 55 ms each at that rate: as long as all cases take.
 const MESSAGES: u32 = 360;
 
@@ -96,6 +98,16 @@ impl Bench {
         let list = rdma::list();
         let qps: Vec<_> = list.devices().iter().filter(|d| d.name == *device).flat_map(|d| d.qps.clone()).collect();
         qps.into_iter().filter(|qp| qp.qp_type == QpType::Rc && qp.state.is_connected() && qp.rqpn.is_some())
+    }
+
+    /// Waits until a queue pair that was slowed has most of what it may have again.
+    fn recovered(&self, qp: usize) -> Result<()> {
+        let server = Addr::from(self.fabric.nodes[SERVER].address(false));
+        let key = PeerQp::new(server, self.qps[qp].1);
+        let maps = rig::maps(&self.fabric.nodes[CLIENT].port)?;
+        let has = || maps.rate(key).is_none_or(|rate| rate.bytes_per_sec >= RECOVERED);
+        ensure!(rig::eventually(Duration::from_secs(15), has), "{:?} stays slow: {:?}", key, maps.rate(key));
+        Ok(())
     }
 
     /// Where rxe says that the queue pairs are, in the order of `qps`.
@@ -202,6 +214,7 @@ fn forged(report: &mut Report) -> Result<()> {
     (bench.forger.path.tos, bench.forger.path.src_port) = (NIC_TOS, NIC_PORT);
     let of_a_nic = bench.forger.cnp(second.get());
     report.case("one as a ConnectX-4 Lx sends it: the queue pair that it names", |case| {
+        bench.recovered(0)?;
         bench.send(case, &[(&of_a_nic, &[Cnp, CnpConsumed])], Some(1))
     });
     report.case("the transfer, and what rxe saw", |case| {

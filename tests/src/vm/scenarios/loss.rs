@@ -14,11 +14,7 @@ use crate::{
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "loss",
     about: "what we call lost is what the switch dropped, upstream and downstream told apart, consistent with rxe's counters",
-    parts: &[
-        Part::new("write", 240, |r| dropping(r, &[WRITE, SEND])),
-        Part::new("read", 300, |r| dropping(r, &[READ])),
-        Part::new("unreliable", 240, |r| dropping(r, &[UC_WRITE])),
-    ],
+    parts: &[Part::new("drops", 400, dropping)],
 };
 
 /// Traffic whose data goes from host 0 to host 1.
@@ -209,12 +205,12 @@ impl Bench {
     }
 }
 
-fn dropping(report: &mut Report, kinds: &[Kind]) -> Result<()> {
+fn dropping(report: &mut Report) -> Result<()> {
     let bench = Bench::new()?;
     for (way, how) in WAYS {
-        for kind in kinds {
+        for kind in [WRITE, SEND, READ, UC_WRITE] {
             bench.drop_by(how)?;
-            report.case(format!("{}, {way}", kind.name), |case| lossy(case, &bench, *kind));
+            report.case(format!("{}, {way}", kind.name), |case| lossy(case, &bench, kind));
         }
     }
     Ok(())

@@ -16,10 +16,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "mark",
     about: "DSCP and ECT(0) on what applications left unmarked, CNPs in their own class, and transfers that stay right",
     parts: &[
-        Part::new("fill", 240, |r| unmarked(r, 1_500, false)),
-        Part::new("ipv6-4096", 240, |r| unmarked(r, JUMBO, true)),
-        Part::new("policies", 240, policies),
-        Part::new("ce", 240, congestion),
+        Part::new("ipv4", 300, ipv4),
+        Part::new("ipv6-4096", 240, |r| unmarked(r, &Fabric::new(2, JUMBO, Placement::Initial)?, true).map(drop)),
     ],
 };
 
@@ -35,8 +33,8 @@ fn agent(fabric: &Fabric, node: usize, more: &[&str]) -> Result<AgentProcess> {
 }
 
 /// Such agents on both hosts.
-fn agents(fabric: &Fabric, more: &[&str]) -> Result<[AgentProcess; 2]> {
-    Ok([agent(fabric, 0, more)?, agent(fabric, 1, more)?])
+fn agents(fabric: &Fabric) -> Result<[AgentProcess; 2]> {
+    Ok([agent(fabric, 0, &[])?, agent(fabric, 1, &[])?])
 }
 
 /// Packets by what they carry in the byte of DSCP and ECN.
@@ -78,17 +76,35 @@ fn sent(case: &mut Case, fabric: &Fabric, traffic: impl FnOnce() -> Result<()>) 
     Ok(sent)
 }
 
-fn unmarked(report: &mut Report, mtu: u32, ipv6: bool) -> Result<()> {
-    let fabric = Fabric::new(2, mtu, Placement::Initial)?;
+fn ipv4(report: &mut Report) -> Result<()> {
+    let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
+    let receiver = &fabric.nodes[1];
+    receiver.mark_all_with_ce()?;
+    report.case("without us CE changes nothing", |case| {
+        let perf = Perf::new("ib_write_bw").args("-s 65536 -n 20 --tclass 2");
+        let [_, answers] = sent(case, &fabric, || perf.run(&fabric, 0, 1).map(drop))?;
+        case.expect(!answers.iter().any(|s| Header::read(&s.frame).is_some_and(|h| h.is_cnp())), "rxe sent a CNP");
+        Ok(())
+    });
+    receiver.mark_nothing()?;
+    let agents = unmarked(report, &fabric, false)?;
+    receiver.mark_all_with_ce()?;
+    congestion(report, &fabric, agents);
+    policies(report, &fabric);
+    Ok(())
+}
+
+/// What applications left unmarked; the agents that marked it.
+fn unmarked(report: &mut Report, fabric: &Fabric, ipv6: bool) -> Result<[AgentProcess; 2]> {
     let mut plain = BTreeMap::new();
     report.case("without us rxe marks nothing", |case| {
         let perf = Perf::new("ib_write_bw").args("-s 16384 -n 20").ipv6(ipv6);
-        let [client, _] = sent(case, &fabric, || perf.run(&fabric, 0, 1).map(drop))?;
+        let [client, _] = sent(case, fabric, || perf.run(fabric, 0, 1).map(drop))?;
         plain = tos(client.iter());
         case.equal("marks", plain.keys().copied().collect(), BTreeSet::from([0]));
         Ok(())
     });
-    let _agents = agents(&fabric, &[])?;
+    let agents = agents(fabric)?;
     for (name, tool, args) in [
         ("write", "ib_write_bw", "-s 16384 -n 60"),
         ("send", "ib_send_bw", "-s 16384 -n 60"),
@@ -100,10 +116,10 @@ fn unmarked(report: &mut Report, mtu: u32, ipv6: bool) -> Result<()> {
             let sent = if name == "unreliable datagram" {
                 // Its receiver says nothing.
                 let wire = Wire::start(&fabric.nodes[0])?;
-                Perf::new(tool).args(args).ipv6(ipv6).run(&fabric, 0, 1)?;
+                Perf::new(tool).args(args).ipv6(ipv6).run(fabric, 0, 1)?;
                 vec![wire.finish()?.sent().cloned().collect()]
             } else {
-                sent(case, &fabric, || Perf::new(tool).args(args).ipv6(ipv6).run(&fabric, 0, 1).map(drop))?.to_vec()
+                sent(case, fabric, || Perf::new(tool).args(args).ipv6(ipv6).run(fabric, 0, 1).map(drop))?.to_vec()
             };
             for (i, packets) in sent.iter().enumerate() {
                 let expected = BTreeMap::from([(DATA_DSCP << 2 | ECT0, packets.len() as u64)]);
@@ -114,48 +130,37 @@ fn unmarked(report: &mut Report, mtu: u32, ipv6: bool) -> Result<()> {
         });
     }
     report.case("rping compares its data", |case| {
-        let sent = sent(case, &fabric, || rping(&fabric, 0, 1, ipv6, 30, 4_096))?;
+        let sent = sent(case, fabric, || rping(fabric, 0, 1, ipv6, 30, 4_096))?;
         for (i, packets) in sent.iter().enumerate() {
             let marks: BTreeSet<u8> = tos(packets.iter()).into_keys().collect();
             case.equal(format_args!("marks of host {i}"), marks, BTreeSet::from([DATA_DSCP << 2 | ECT0]));
         }
         Ok(())
     });
-    Ok(())
+    Ok(agents)
 }
 
 /// What an application has set itself.
-fn policies(report: &mut Report) -> Result<()> {
+fn policies(report: &mut Report, fabric: &Fabric) {
     const OWN: u8 = 10 << 2;
-    let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
     for (name, args, expected) in [
         ("fill keeps what is set", &["--dscp-policy", "fill", "--ecn-policy", "fill"][..], OWN | ECT0),
         ("force overrides it", &["--dscp-policy", "force", "--ecn-policy", "force"], DATA_DSCP << 2 | ECT0),
         ("keep changes nothing", &["--dscp-policy", "keep", "--ecn-policy", "keep"], OWN),
     ] {
         report.case(name, |case| {
-            let agent = agent(&fabric, 0, args)?;
+            let agent = agent(fabric, 0, args)?;
             let class = format!("-s 16384 -n 20 --tclass {OWN}");
             let perf = Perf::new("ib_write_bw").args(&class);
-            let [client, _] = sent(case, &fabric, || perf.run(&fabric, 0, 1).map(drop))?;
+            let [client, _] = sent(case, fabric, || perf.run(fabric, 0, 1).map(drop))?;
             case.equal("marks of the client", tos(client.iter()), BTreeMap::from([(expected, client.len() as u64)]));
             rig::finish(agent).map(drop)
         });
     }
-    Ok(())
 }
 
 /// The switch says that it is congested: every data packet gets CE there.
-fn congestion(report: &mut Report) -> Result<()> {
-    let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
-    fabric.nodes[1].mark_all_with_ce()?;
-    report.case("without us CE changes nothing", |case| {
-        let perf = Perf::new("ib_write_bw").args("-s 65536 -n 20 --tclass 2");
-        let [_, answers] = sent(case, &fabric, || perf.run(&fabric, 0, 1).map(drop))?;
-        case.expect(!answers.iter().any(|s| Header::read(&s.frame).is_some_and(|h| h.is_cnp())), "rxe sent a CNP");
-        Ok(())
-    });
-    let agents = agents(&fabric, &[])?;
+fn congestion(report: &mut Report, fabric: &Fabric, agents: [AgentProcess; 2]) {
     let mut all = 0;
     for (name, perf, from) in [
         ("write", Perf::new("ib_write_bw").args("-s 65536 -n 15"), 0),
@@ -164,7 +169,7 @@ fn congestion(report: &mut Report) -> Result<()> {
         ("read", Perf::new("ib_read_bw").args("-s 65536 -n 15"), 1),
     ] {
         report.case(format!("CNPs for a {name}"), |case| {
-            let [data, answers] = sent(case, &fabric, || perf.run(&fabric, from, 1 - from).map(drop))?;
+            let [data, answers] = sent(case, fabric, || perf.run(fabric, from, 1 - from).map(drop))?;
             let is_cnp = |seen: &&Seen| Header::read(&seen.frame).is_some_and(|h| h.is_cnp());
             let (cnps, others): (Vec<_>, Vec<_>) = answers.iter().partition(is_cnp);
             let (data_tos, cnp_tos) = (DATA_DSCP << 2 | ECT0, CNP_DSCP << 2 | ECT0);
@@ -191,5 +196,4 @@ fn congestion(report: &mut Report) -> Result<()> {
         case.figure("ce", number(&receiver, "ce"));
         Ok(())
     });
-    Ok(())
 }

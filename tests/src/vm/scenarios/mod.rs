@@ -14,11 +14,18 @@ mod smp;
 
 use super::{Part, Scenario};
 
-/// Bytes of a message, in 64 packets of path MTU 1024.
+/// Bytes of a message, and of one of its packets.
 const MESSAGE: u64 = 65_536;
 const PATH_MTU: u64 = 1_024;
-/// Bytes of one on the wire: headers of 58 bytes a packet. What few bytes RETH and AETH add do not matter.
-const MESSAGE_ON_WIRE: u64 = MESSAGE / PATH_MTU * (PATH_MTU + 58);
+/// A guest's CPU that is busy for more of the time than this is what limits transfers, not a port and not a pacer.
+const BUSY: f64 = 0.9;
+/// Bytes of a message on the wire.
+const MESSAGE_ON_WIRE: u64 = on_wire(PATH_MTU);
+
+/// Bytes of a message on the wire in packets of a path MTU: headers of 58 bytes each. What few bytes RETH and AETH add do not matter.
+const fn on_wire(path_mtu: u64) -> u64 {
+    MESSAGE / path_mtu * (path_mtu + 58)
+}
 
 /// All of them, in the order in which they run.
 pub const ALL: &[Scenario] = &[

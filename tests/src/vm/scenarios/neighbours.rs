@@ -20,7 +20,7 @@ use crate::{
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "neighbours",
     about: "TCP beside RoCE with and without us, and other people's tc and XDP programs on the interface",
-    parts: &[Part::new("tcp", 300, tcp), Part::new("programs", 300, programs)],
+    parts: &[Part::new("all", 400, all)],
 };
 
 /// Seconds of one measurement.
@@ -60,13 +60,18 @@ fn beside(fabric: &Fabric) -> Result<(f64, f64)> {
     Ok((tcp, running.wait()?.bits_per_sec()))
 }
 
-fn tcp(report: &mut Report) -> Result<()> {
+fn all(report: &mut Report) -> Result<()> {
     let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
+    tcp(report, &fabric);
+    programs(report, &fabric)
+}
+
+fn tcp(report: &mut Report, fabric: &Fabric) {
     let mut alone = 0.0;
     let mut shared = (0.0, 0.0);
     report.case("without us", |case| {
-        alone = iperf(&fabric)?.max(iperf(&fabric)?);
-        shared = beside(&fabric)?;
+        alone = iperf(fabric)?.max(iperf(fabric)?);
+        shared = beside(fabric)?;
         case.figure("tcp_mbit_per_sec", alone / 1e6);
         case.figure("tcp_beside_roce_mbit_per_sec", shared.0 / 1e6);
         case.figure("roce_beside_tcp_mbit_per_sec", shared.1 / 1e6);
@@ -77,8 +82,8 @@ fn tcp(report: &mut Report) -> Result<()> {
         report.case(format!("with us, {ingress} ingress"), |case| {
             let agent = |host: usize| fabric.agent(host, &["--ingress", ingress]);
             let agents = [agent(0)?, agent(1)?];
-            let with = iperf(&fabric)?.max(iperf(&fabric)?);
-            let (tcp, roce) = beside(&fabric)?;
+            let with = iperf(fabric)?.max(iperf(fabric)?);
+            let (tcp, roce) = beside(fabric)?;
             case.figure("tcp_mbit_per_sec", with / 1e6);
             case.figure("tcp_ratio", with / alone);
             case.figure("tcp_beside_roce_ratio", tcp / shared.0);
@@ -94,7 +99,6 @@ fn tcp(report: &mut Report) -> Result<()> {
     for (name, ratio) in ratios {
         report.figure(&name, ratio);
     }
-    Ok(())
 }
 
 /// How often a program has run, by bpftool.
@@ -103,12 +107,11 @@ fn runs(id: u32) -> Result<u64> {
     Ok(json["run_cnt"].as_u64().unwrap_or(0))
 }
 
-fn programs(report: &mut Report) -> Result<()> {
+fn programs(report: &mut Report, fabric: &Fabric) -> Result<()> {
     load(&["sch_ingress", "cls_bpf"])?;
     std::fs::write("/proc/sys/kernel/bpf_stats_enabled", "1").context("kernel.bpf_stats_enabled")?;
-    let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
     let port = &fabric.nodes[0].port;
-    let traffic = || Perf::new("ib_write_bw").args("-s 16384 -n 50").run(&fabric, 0, 1).map(drop);
+    let traffic = || Perf::new("ib_write_bw").args("-s 16384 -n 50").run(fabric, 0, 1).map(drop);
     for first in [true, false] {
         let order = if first { "before" } else { "behind" };
         report.case(format!("another tc program attached {order} us"), |case| {
@@ -126,11 +129,11 @@ fn programs(report: &mut Report) -> Result<()> {
             for link in links {
                 link.context("attaching the other program")?;
             }
-            let (before, ran) = (Flows::read(&fabric)?, runs(id)?);
+            let (before, ran) = (Flows::read(fabric)?, runs(id)?);
             let wire = Wire::start(&fabric.nodes[0])?;
             traffic()?;
             let passed = wire.finish()?;
-            let (flows, ran) = (Flows::read(&fabric)?.since(&before), runs(id)? - ran);
+            let (flows, ran) = (Flows::read(fabric)?.since(&before), runs(id)? - ran);
             let total = |all: crate::vm::WireFlows| all.values().map(|(packets, _)| packets).sum::<u64>();
             let (sent, received) = (total(count(passed.sent())), total(count(passed.received())));
             case.equal("packets that we saw leave", flows.sum("v0/egress", "packets"), sent);
@@ -153,9 +156,9 @@ fn programs(report: &mut Report) -> Result<()> {
         case.equal("the exit code of roce run beside it", refused.status.code(), Some(2));
         case.expect(said.contains("--ingress tc"), format_args!("the refusal names no way out: {said}"));
         let agent = fabric.agent(0, &["--ingress", "tc"])?;
-        let (before, ran) = (Flows::read(&fabric)?, runs(id)?);
+        let (before, ran) = (Flows::read(fabric)?, runs(id)?);
         traffic()?;
-        let (flows, ran) = (Flows::read(&fabric)?.since(&before), runs(id)? - ran);
+        let (flows, ran) = (Flows::read(fabric)?.since(&before), runs(id)? - ran);
         let received = flows.sum("v0/ingress", "packets");
         case.expect(received > 0 && ran >= received, format_args!("it ran {ran} times, and we saw {received} packets"));
         rig::finish(agent)?;

@@ -6,19 +6,13 @@ use anyhow::{Result, bail};
 
 use crate::{
     capture::Seen,
-    rig,
     vm::{Case, Counters, Fabric, JUMBO, Part, Passed, Perf, Placement, Report, Scenario, Wire, load, rping},
 };
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "record",
     about: "small captures of one kind of traffic each: as many packets as rxe says that it sent, all of them whole",
-    parts: &[
-        Part::new("kinds", 150, kinds),
-        Part::new("jumbo", 120, jumbo),
-        Part::new("loss", 120, loss),
-        Part::new("congestion", 180, congestion),
-    ],
+    parts: &[Part::new("all", 300, all), Part::new("jumbo", 120, jumbo)],
 };
 
 /// Files in `tests/captures` stay below this.
@@ -41,8 +35,14 @@ fn record(case: &mut Case, fabric: &Fabric, name: &str, traffic: impl FnOnce() -
     Ok(passed)
 }
 
-fn kinds(report: &mut Report) -> Result<()> {
-    let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
+fn all(report: &mut Report) -> Result<()> {
+    let fabric = Fabric::new(3, 1_500, Placement::Initial)?;
+    kinds(report, &fabric);
+    loss(report, &fabric)?;
+    congestion(report, &fabric)
+}
+
+fn kinds(report: &mut Report, fabric: &Fabric) {
     for (name, tool, args, ipv6) in [
         ("vm-write", "ib_write_bw", "-s 4000 -n 7", false),
         ("vm-send", "ib_send_bw", "-s 4000 -n 7", false),
@@ -54,11 +54,10 @@ fn kinds(report: &mut Report) -> Result<()> {
     ] {
         report.case(name, |case| {
             let perf = Perf::new(tool).args(args).ipv6(ipv6);
-            record(case, &fabric, name, || perf.run(&fabric, 0, 1).map(drop)).map(drop)
+            record(case, fabric, name, || perf.run(fabric, 0, 1).map(drop)).map(drop)
         });
     }
-    report.case("vm-cm", |case| record(case, &fabric, "vm-cm", || rping(&fabric, 0, 1, false, 10, 1_000)).map(drop));
-    Ok(())
+    report.case("vm-cm", |case| record(case, fabric, "vm-cm", || rping(fabric, 0, 1, false, 10, 1_000)).map(drop));
 }
 
 fn jumbo(report: &mut Report) -> Result<()> {
@@ -87,15 +86,14 @@ fn dropped(before: &Passed, behind: &Passed) -> usize {
 }
 
 /// One packet is dropped, and with path MTU 256 there are enough behind it for a NAK.
-fn loss(report: &mut Report) -> Result<()> {
+fn loss(report: &mut Report, fabric: &Fabric) -> Result<()> {
     load(&["sch_netem"])?;
-    let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
     let port = &fabric.nodes[1].switch_port;
     port.ns.tc(&[format!("qdisc add dev {} root netem loss 2% limit 10000", port.name)])?;
     report.case("vm-go-back-n", |case| {
         for attempt in 1..=40 {
             let wires = [Wire::start(&fabric.nodes[0])?, Wire::start(&fabric.nodes[1])?];
-            Perf::new("ib_write_bw").args("-m 256 -s 4000 -n 5").run(&fabric, 0, 1)?;
+            Perf::new("ib_write_bw").args("-m 256 -s 4000 -n 5").run(fabric, 0, 1)?;
             let [before, behind] = wires.map(Wire::finish);
             let (before, behind) = (before?, behind?);
             // A NAK: opcode ACKNOWLEDGE, syndrome 0x60.
@@ -108,25 +106,23 @@ fn loss(report: &mut Report) -> Result<()> {
         }
         bail!("in 40 transfers there was none with one packet lost and one NAK")
     });
-    Ok(())
+    port.ns.tc(&[format!("qdisc del dev {} root", port.name)])
 }
 
 /// Two hosts send into a slow port of ours: CE, CNPs, and no loss.
-fn congestion(report: &mut Report) -> Result<()> {
+fn congestion(report: &mut Report, fabric: &Fabric) -> Result<()> {
     const RECEIVER: usize = 0;
     load(&["sch_fq"])?;
-    let fabric = Fabric::new(3, 1_500, Placement::Initial)?;
     // At line rate from the start, so that the queue is there at once.
     let args = ["--link-rate", "10m", "--start-rate", "0", "--ingress", "tc"];
     let attach =
         |host| fabric.agent(host, &[&args[..], &["--pacer", if host == RECEIVER { "off" } else { "edt" }]].concat());
     let _hosts = (0..3).map(attach).collect::<Result<Vec<_>>>()?;
-    let slow = &fabric.nodes[RECEIVER].switch_port;
-    let _port = rig::agent(slow, crate::run::AgentRole::Cp, &[&args[..], &["--pacer", "off"]].concat())?;
+    let _port = fabric.congestion_point(RECEIVER, &[&args[..], &["--pacer", "off"]].concat())?;
     report.case("vm-incast", |case| {
         let wire = Wire::start(&fabric.nodes[RECEIVER])?;
         let perf = Perf::new("ib_send_bw").args("-e -m 256 -s 4000 -n 60");
-        let transfers = [1, 2].map(|host| perf.start(&fabric, host, RECEIVER));
+        let transfers = [1, 2].map(|host| perf.start(fabric, host, RECEIVER));
         for transfer in transfers {
             transfer?.wait()?;
         }

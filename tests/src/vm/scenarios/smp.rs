@@ -26,49 +26,51 @@ const SERVER: usize = 1;
 const RATE: u64 = 1;
 const PACED_MESSAGES: u32 = 8;
 const MESSAGES: u32 = 40;
-/// The mask of both CPUs.
+/// Masks of CPUs.
 const BOTH: u32 = 0b11;
+const NONE: u32 = 0;
 
 fn order(report: &mut Report) -> Result<()> {
     load(&["sch_fq", "sch_htb"])?;
     let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
     for pacer in ["off", "edt", "htb"] {
-        paced(report, &fabric, pacer, &[4, 16], false)?;
-    }
-    // A veth hands a packet to the backlog of the CPU that sends it. Steering puts all packets of a flow into one CPU's.
-    steer_flows(&fabric)?;
-    for pacer in ["edt", "htb"] {
-        paced(report, &fabric, pacer, &[16], true)?;
+        let agent = |host| match pacer {
+            "off" => pace::unpaced(&fabric, host),
+            _ => pace::agent(&fabric, host, pacer, RATE),
+        };
+        let agents = [agent(CLIENT)?, agent(SERVER)?];
+        for qps in [4, 16] {
+            in_order(report, &fabric, pacer, qps, false);
+        }
+        if pacer != "off" {
+            // A veth hands a packet to the backlog of the CPU that sends it. Steering puts all packets of a flow into one CPU's.
+            steer_flows(&fabric, BOTH)?;
+            in_order(report, &fabric, pacer, 16, true);
+            steer_flows(&fabric, NONE)?;
+        }
+        agents.into_iter().try_for_each(|agent| rig::finish(agent).map(drop))?;
     }
     Ok(())
 }
 
-fn paced(report: &mut Report, fabric: &Fabric, pacer: &str, all_qps: &[u32], steered: bool) -> Result<()> {
-    let agent = |host| match pacer {
-        "off" => pace::unpaced(fabric, host),
-        _ => pace::agent(fabric, host, pacer, RATE),
-    };
-    let agents = [agent(CLIENT)?, agent(SERVER)?];
+fn in_order(report: &mut Report, fabric: &Fabric, pacer: &str, qps: u32, steered: bool) {
     let messages = if pacer == "off" { MESSAGES } else { PACED_MESSAGES };
-    for qps in all_qps {
-        let steering = if steered { ", each flow steered to one CPU" } else { "" };
-        report.case(format!("{qps} queue pairs, pacer {pacer}{steering}"), |case| {
-            let overtaken = run(case, fabric, *qps, messages)?;
-            case.equal("handed over by rxe out of order", overtaken.handed_over, 0);
-            case.equal("overtaken in the qdisc", overtaken.behind_the_qdisc, 0);
-            if steered {
-                case.equal("overtaken behind it, though each flow has one CPU", overtaken.behind_the_switch, 0);
-            }
-            Ok(())
-        });
-    }
-    agents.into_iter().try_for_each(|agent| rig::finish(agent).map(drop))
+    let steering = if steered { ", each flow steered to one CPU" } else { "" };
+    report.case(format!("{qps} queue pairs, pacer {pacer}{steering}"), |case| {
+        let overtaken = run(case, fabric, qps, messages)?;
+        case.equal("handed over by rxe out of order", overtaken.handed_over, 0);
+        case.equal("overtaken in the qdisc", overtaken.behind_the_qdisc, 0);
+        if steered {
+            case.equal("overtaken behind it, though each flow has one CPU", overtaken.behind_the_switch, 0);
+        }
+        Ok(())
+    });
 }
 
 /// Receive packet steering on every interface of the fabric.
-fn steer_flows(fabric: &Fabric) -> Result<()> {
+fn steer_flows(fabric: &Fabric, cpus: u32) -> Result<()> {
     let ports = fabric.nodes.iter().flat_map(|node| [&node.port, &node.switch_port]);
-    ports.into_iter().try_for_each(|port| port.ns.run(|| steer(&port.name, BOTH)))
+    ports.into_iter().try_for_each(|port| port.ns.run(|| steer(&port.name, cpus)))
 }
 
 /// Packets that came behind one that was sent after them, at each place.
