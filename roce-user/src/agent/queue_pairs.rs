@@ -35,7 +35,12 @@ fn connected(asked: Nanos, rdma: &Rdma) -> KernelList {
                 _ => continue,
             };
             let Some(remote) = qp.rqpn else { continue };
-            let local = |&ifindex: &u32| KernelQp { local: LocalQp { ifindex, qpn: qp.lqpn }, remote, service };
+            let local = |&ifindex: &u32| KernelQp {
+                local: LocalQp { ifindex, qpn: qp.lqpn },
+                remote,
+                service,
+                expects: qp.rq_psn,
+            };
             qps.extend(device.ifindexes.iter().map(local));
         }
     }

@@ -332,7 +332,8 @@ fn a_cnp_finds_a_queue_pair_that_only_the_kernel_knows() {
         &mut h.out,
     );
     assert_eq!(std::mem::take(&mut h.out), [Command::AskKernel]);
-    let commands = h.kernel(Some(&[KernelQp { local: local(17), remote: Qpn::new(42), service: Service::Rc }]));
+    let commands =
+        h.kernel(Some(&[KernelQp { local: local(17), remote: Qpn::new(42), service: Service::Rc, expects: None }]));
     assert_eq!(commands, [Command::AddPair { local: local(17), local_addr: L, peer: P, remote: Qpn::new(42) }]);
     let cut = h.feed(cnp(P, 17));
     assert!(matches!(cut[..], [Command::SetRate { key, .. }] if key == PeerQp::new(P, Qpn::new(42))), "{cut:?}");
@@ -477,7 +478,7 @@ proptest! {
                 }
                 Operation::Kernel { from, shift, none } => {
                     let qps: Vec<_> = (from..8)
-                        .map(|i| KernelQp { local: local(100 + i), remote: Qpn::new(900 + i + shift), service: Service::Rc })
+                        .map(|i| KernelQp { local: local(100 + i), remote: Qpn::new(900 + i + shift), service: Service::Rc, expects: None })
                         .collect();
                     let commands = h.kernel((!none).then_some(&qps[..]));
                     apply(commands, h.now, None, &mut rates, &mut pairs, &mut last_cut)?;

@@ -4,17 +4,23 @@
 //! a packet is needed, and nothing else: one that leaves this host names the peer and its queue pair, and if the kernel
 //! connected one local queue pair with a remote one of that number, it is this one. Of several, the source-port rule may
 //! leave one. Where it does not, or where one local queue pair could belong to flows to several peers, there is no pair:
-//! acknowledgements may find it. A packet that comes in is taken at its word only where nothing leaves, that is, of unreliable
-//! connections, since whoever sends it chooses its source address.
+//! acknowledgements may find it. Whoever sends a packet that comes in chooses its source address. It is taken at its word where nothing
+//! leaves, that is, of unreliable connections; and of reliable ones where its PSN is one that the kernel expects of that queue pair
+//! now, which a stranger would have to guess: rxe answers a message when all of it has come, and the CE until then would have no
+//! sender.
 //!
 //! The list is asked for when a flow begins, not now and then, and no answer is used for a flow that is younger than the
 //! question.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::RangeInclusive,
+};
 
 use roce_common::{
+    psn::Psn,
     units::{Nanos, Qpn},
-    wire::{Service, source_port},
+    wire::{Kind, Service, source_port},
 };
 
 use super::{Hosts, LocalQp, Observation, Pair, PairTable, Requester};
@@ -29,6 +35,8 @@ const MOST_OPEN: usize = 4_096;
 const MOST_INCOMING: usize = 512;
 /// More flows of one number are not told apart.
 const MOST_RIVALS: usize = 64;
+/// How far what a queue pair expects may be ahead of a request that came before the kernel was asked, and behind it.
+const NEAR: RangeInclusive<i32> = -128..=1_024;
 /// With so many queue pairs the time between two questions doubles.
 const LONG_LIST: u64 = 8_192;
 
@@ -41,6 +49,8 @@ pub struct KernelQp {
     pub remote: Qpn,
     /// [`Service::Rc`] or [`Service::Uc`].
     pub service: Service,
+    /// The PSN that it takes next, where the kernel says.
+    pub expects: Option<Psn>,
 }
 
 /// The kernel's answer, made ready where time does not matter.
@@ -90,11 +100,14 @@ pub enum Unknown {
     SeveralPeers,
     /// Too many flows waited.
     Full,
+    /// A request that came in is none that its queue pair expects: an answer may tell.
+    OtherPsn,
 }
 
 impl Unknown {
     /// Every reason, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::NoList, Self::NotListed, Self::SeveralLocal, Self::SeveralPeers, Self::Full];
+    pub const ALL: [Self; 6] =
+        [Self::NoList, Self::NotListed, Self::SeveralLocal, Self::SeveralPeers, Self::Full, Self::OtherPsn];
 
     /// The name used in JSON.
     pub const fn name(self) -> &'static str {
@@ -104,6 +117,7 @@ impl Unknown {
             Self::SeveralLocal => "several_local_qps",
             Self::SeveralPeers => "several_peers",
             Self::Full => "too_many",
+            Self::OtherPsn => "other_psn",
         }
     }
 }
@@ -152,6 +166,7 @@ impl Flow {
 struct Open {
     since: Nanos,
     port: u16,
+    psn: Psn,
     service: Service,
     /// The kernel has answered, without a pair.
     answered: bool,
@@ -170,6 +185,8 @@ pub(super) struct Asking {
     not_before: Nanos,
     /// Pairs that the kernel named.
     told: HashSet<LocalQp>,
+    /// Of those, the ones whose peer was only heard of, by a request that came in: what leaves knows better.
+    heard: HashSet<LocalQp>,
     stats: KernelStats,
 }
 
@@ -216,12 +233,12 @@ impl PairTable {
             Flow::In(..) => self.is_paired(flow),
         };
         let begins = o.first_sight || o.restart;
-        // What a reliable connection sends back tells of it, and better. A flow that begins anew may be another queue pair's.
-        if (known && !begins) || (!sent && service != Service::Uc) {
+        // A flow that begins anew may be another queue pair's. What answers a flow out tells nothing more.
+        if (known && !begins) || (!sent && o.opcode.kind() != Kind::Request) {
             return;
         }
         let asking = &mut self.asking;
-        let new = Open { since: now, port: o.src_port, service, answered: false };
+        let new = Open { since: now, port: o.src_port, psn: o.psn, service, answered: false };
         if let Some(open) = asking.open.get_mut(&flow) {
             if begins || open.service != service || open.port != o.src_port {
                 asking.waiting += usize::from(open.answered);
@@ -268,15 +285,27 @@ impl PairTable {
                 Err(why) => self.leave(flow, why),
             }
         }
-        // Two flows that are answered by one queue pair: neither is believed.
-        let mut claims: HashMap<LocalQp, usize> = HashMap::new();
+        // Flows to two peers that are answered by one queue pair: neither is believed. Both ways of one connection may be.
+        let end = |pair: &Pair| (pair.local_addr, pair.peer, pair.remote);
+        let mut claims: HashMap<LocalQp, Option<_>> = HashMap::new();
         for (_, pair) in &named {
-            *claims.entry(pair.local).or_default() += 1;
+            let claim = claims.entry(pair.local).or_insert(Some(end(pair)));
+            *claim = claim.filter(|other| *other == end(pair));
         }
         for (flow, pair) in named {
-            if claims.get(&pair.local) == Some(&1) {
+            if claims.get(&pair.local).is_some_and(Option::is_some) {
                 self.close(flow);
+                let (local, known) = (pair.local, self.of_local(pair.local).map(end) == Some(end(&pair)));
                 self.named(pair);
+                match flow {
+                    Flow::Out(..) => {
+                        self.asking.heard.remove(&local);
+                    }
+                    Flow::In(..) if !known => {
+                        self.asking.heard.insert(local);
+                    }
+                    Flow::In(..) => {}
+                }
             } else {
                 self.leave(flow, Unknown::SeveralPeers);
             }
@@ -309,15 +338,19 @@ impl PairTable {
         let qpn = Qpn::new(remote);
         let key = (hosts.ifindex, remote, open.service);
         let listed = index.by_remote.get(&key).ok_or(Unknown::NotListed)?;
-        // Those that belong to this number at somebody else are not it.
-        let at_another = |&local: &u32| {
-            let pair = self.of_local(LocalQp { ifindex: hosts.ifindex, qpn: Qpn::new(local) });
-            pair.is_some_and(|p| p.remote == qpn && p.peer != hosts.peer)
+        // Those that belong to this number at somebody else are not it. What was only heard counts for less than the port.
+        let at_another = |local: u32, heard: bool| {
+            let local = LocalQp { ifindex: hosts.ifindex, qpn: Qpn::new(local) };
+            let pair = self.of_local(local);
+            pair.is_some_and(|p| p.remote == qpn && p.peer != hosts.peer) && self.asking.heard.contains(&local) == heard
         };
-        let mut candidates: Vec<u32> = listed.iter().copied().filter(|l| !at_another(l)).collect();
+        let mut candidates: Vec<u32> = listed.iter().copied().filter(|&local| !at_another(local, false)).collect();
         let by_rule = |local: u32| source_port(Qpn::new(local), qpn) == open.port;
         if candidates.iter().any(|&local| by_rule(local)) {
             candidates.retain(|&local| by_rule(local));
+        }
+        if candidates.len() > 1 {
+            candidates.retain(|&local| !at_another(local, true));
         }
         let local = match candidates[..] {
             [] => return Err(Unknown::SeveralPeers),
@@ -351,8 +384,13 @@ impl PairTable {
         if index.twice.contains(&local) {
             return Err(Unknown::SeveralLocal);
         }
+        let expected =
+            |o: &Open| o.service != Service::Rc || qp.expects.is_some_and(|psn| NEAR.contains(&psn.diff(o.psn)));
+        if !expected(open) {
+            return Err(Unknown::OtherPsn);
+        }
         let taken = self.of_local(local).is_some_and(|p| p.peer != hosts.peer && p.remote == qp.remote);
-        if taken || others.len() > MOST_RIVALS || others.iter().any(|(h, _)| *h != hosts) {
+        if taken || others.len() > MOST_RIVALS || others.iter().any(|(h, o)| *h != hosts && expected(o)) {
             return Err(Unknown::SeveralPeers);
         }
         Ok(Self::pair_for(hosts, Requester::Us, local.qpn.get(), qp.remote.get(), true))
@@ -409,6 +447,7 @@ impl PairTable {
     /// A pair is gone, and with it what was told of it.
     pub(super) fn untell(&mut self, local: LocalQp) {
         self.asking.told.remove(&local);
+        self.asking.heard.remove(&local);
     }
 
     /// The kernel's answer leaves a flow without a pair, unless something else has found it meanwhile.

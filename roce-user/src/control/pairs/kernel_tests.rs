@@ -51,7 +51,7 @@ fn port(local: u32, remote: u32) -> u16 {
 }
 
 fn rc(qpn: u32, remote: u32) -> KernelQp {
-    KernelQp { local: local(qpn), remote: Qpn::new(remote), service: Service::Rc }
+    KernelQp { local: local(qpn), remote: Qpn::new(remote), service: Service::Rc, expects: None }
 }
 
 fn uc(qpn: u32, remote: u32) -> KernelQp {
@@ -119,13 +119,100 @@ fn one_packet_out_is_enough() {
     assert_eq!(w.pair(18), Some((Q, 43)));
 }
 
+/// That expects a PSN next; [`packet`] has 100.
+fn expecting(qpn: u32, remote: u32, psn: u32) -> KernelQp {
+    KernelQp { expects: Some(Psn::new(psn)), ..rc(qpn, remote) }
+}
+
 #[test]
-fn a_packet_that_comes_in_pairs_nothing_reliable() {
-    let mut w = World::new(&[rc(17, 42)]);
-    w.see(&packet(Direction::Ingress, EVIL, 17, RC, PLAIN));
+fn a_request_that_comes_in_pairs_where_the_kernel_expects_it() {
+    for (expects, pair) in [
+        (Some(100), true),
+        (Some(101), true),
+        (Some(164), true),
+        (Some(90), true),
+        (Some(100 + 1_024), true),
+        (Some(100 + 1_025), false),
+        (Some(0xff_ff00), false),
+        (Some(0x80_0000), false),
+        (None, false),
+    ] {
+        let qp = KernelQp { expects: expects.map(Psn::new), ..rc(17, 42) };
+        let mut w = World::new(&[qp]);
+        w.see(&packet(Direction::Ingress, P, 17, RC, PLAIN));
+        assert_eq!(w.pair(17), pair.then_some((P, 42)), "{expects:?}");
+        assert_eq!(w.unknown(Unknown::OtherPsn), u64::from(!pair), "{expects:?}");
+        // An answer tells whatever the kernel expects, and changes nothing where all is known.
+        w.pass(200);
+        w.see(&packet(Direction::Egress, P, 42, ACK, PLAIN));
+        assert_eq!(w.pair(17), Some((P, 42)), "{expects:?}");
+    }
+    // An answer that comes in says nothing of who asked.
+    let mut w = World::new(&[expecting(17, 42, 100)]);
     w.see(&packet(Direction::Ingress, EVIL, 17, ACK, PLAIN));
     w.pass(500);
     assert_eq!((w.pair(17), w.questions), (None, 0));
+}
+
+#[test]
+fn a_stranger_who_does_not_know_the_psn_takes_nothing_away() {
+    let strange = |psn| Observation { psn: Psn::new(psn), ..packet(Direction::Ingress, EVIL, 17, RC, PLAIN) };
+    for stranger_first in [true, false] {
+        let mut w = World::new(&[expecting(17, 42, 110)]);
+        let (stranger, peer) = (strange(0x70_0000), packet(Direction::Ingress, P, 17, RC, PLAIN));
+        let order = if stranger_first { [&stranger, &peer] } else { [&peer, &stranger] };
+        order.into_iter().for_each(|o| w.table.observe(o, w.now));
+        w.settle();
+        assert_eq!(w.pair(17), Some((P, 42)), "{stranger_first}");
+    }
+    // One who does is as good as the peer, so neither is believed, until an answer tells.
+    let mut w = World::new(&[expecting(17, 42, 110)]);
+    [strange(105), packet(Direction::Ingress, P, 17, RC, PLAIN)].iter().for_each(|o| w.table.observe(o, w.now));
+    w.settle();
+    assert_eq!((w.pair(17), w.unknown(Unknown::SeveralPeers)), (None, 2));
+    w.pass(200);
+    w.see(&packet(Direction::Egress, P, 42, ACK, PLAIN));
+    assert_eq!(w.pair(17), Some((P, 42)));
+    // And one who was first loses it by the answer.
+    let mut w = World::new(&[expecting(17, 42, 110)]);
+    w.see(&strange(105));
+    assert_eq!(w.pair(17), Some((EVIL, 42)));
+    w.pass(200);
+    w.see(&packet(Direction::Egress, P, 42, ACK, PLAIN));
+    w.pass(200);
+    assert_eq!(w.pair(17), Some((P, 42)), "what leaves is not to be forged");
+    w.pass(200);
+    w.see(&Observation { restart: true, ..strange(105) });
+    w.pass(200);
+    assert_eq!(w.pair(17), Some((P, 42)), "and is not taken back by what is");
+}
+
+#[test]
+fn what_was_heard_tells_one_number_at_two_peers_apart_where_no_port_does() {
+    // Both peers have a queue pair 42. Which local one answers whom no packet out says, but those that come in do.
+    let mut w = World::new(&[expecting(17, 42, 100), KernelQp { local: local(18), ..expecting(17, 42, 7_000) }]);
+    w.see(&packet(Direction::Ingress, P, 17, RC, PLAIN));
+    w.pass(200);
+    w.see(&packet(Direction::Egress, Q, 42, ACK, PLAIN));
+    assert_eq!((w.pair(17), w.pair(18)), (Some((P, 42)), Some((Q, 42))));
+    // The port does, if there is a rule, whatever was heard.
+    let mut w = World::new(&[expecting(17, 42, 100), KernelQp { local: local(18), ..expecting(17, 42, 7_000) }]);
+    w.see(&packet(Direction::Ingress, EVIL, 17, RC, PLAIN));
+    w.pass(200);
+    w.see(&packet(Direction::Egress, P, 42, ACK, port(17, 42)));
+    assert_eq!(w.pair(17), Some((P, 42)));
+    w.pass(200);
+    w.see(&packet(Direction::Egress, Q, 42, ACK, port(18, 42)));
+    assert_eq!(w.pair(18), Some((Q, 42)));
+}
+
+#[test]
+fn both_ways_of_one_connection_are_one_pair() {
+    let mut w = World::new(&[expecting(17, 42, 100)]);
+    w.table.observe(&packet(Direction::Ingress, P, 17, RC, PLAIN), w.now);
+    w.table.observe(&out(P, 42), w.now);
+    w.settle();
+    assert_eq!((w.pair(17), w.unknown(Unknown::SeveralPeers)), (Some((P, 42)), 0));
 }
 
 #[test]
