@@ -60,7 +60,7 @@ struct Bench {
 impl Bench {
     /// Agent first: beside traffic, attaching takes an emulated CPU a minute.
     fn start() -> Result<(Self, AgentProcess)> {
-        load(&["sch_fq", "sch_ingress", "cls_u32", "act_gact"])?;
+        load(&["sch_htb", "sch_ingress", "cls_u32", "act_gact"])?;
         let fabric = Fabric::new(2, 1_500, Placement::Initial)?;
         let towards = &fabric.nodes[CLIENT].switch_port;
         towards.ns.tc(&[
@@ -72,7 +72,7 @@ impl Bench {
         ])?;
         let rates = ["--start-rate", MOST, "--rpg-max-rate", MOST, "--rpg-min-rate", "500k"];
         let agent = fabric
-            .agent(CLIENT, &[&["--link-rate", "100m", "--pacer", "edt", "--ingress", "tc"][..], &rates].concat())?;
+            .agent(CLIENT, &[&["--link-rate", "100m", "--pacer", "htb", "--ingress", "tc"][..], &rates].concat())?;
         let traffic =
             Perf::new("ib_send_bw").args(&format!("-e -s 65536 -q 2 -n {MESSAGES}")).limit(Duration::from_secs(100));
         let (client, server) = (&fabric.nodes[CLIENT], &fabric.nodes[SERVER]);
@@ -100,7 +100,8 @@ impl Bench {
         qps.into_iter().filter(|qp| qp.qp_type == QpType::Rc && qp.state.is_connected() && qp.rqpn.is_some())
     }
 
-    /// Waits until a queue pair that was slowed has most of what it may have again.
+    /// Waits until a queue pair that was slowed has most of what it may have again. What waits in HTB leaves at that rate, too; with EDT
+    /// it would keep its times.
     fn recovered(&self, qp: usize) -> Result<()> {
         let server = Addr::from(self.fabric.nodes[SERVER].address(false));
         let key = PeerQp::new(server, self.qps[qp].1);
