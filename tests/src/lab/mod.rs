@@ -20,4 +20,4 @@ pub use qdisc::{QueueReader, QueueStats, QueueSummary, Sampler};
 pub use tap::{Place, Tap};
 pub use topology::{Bottleneck, HostPort, LEAF, Pair, Star, mtu_for, shape, transit};
 pub use traces::{Traces, json, roce, run_roce};
-pub use watch::{CpuTime, Watch};
+pub use watch::{CpuByProgram, CpuTime, Watch};

@@ -180,6 +180,24 @@ impl Sampler {
         self.samples.lock().unwrap_or_else(PoisonError::into_inner).last().map_or_else(Default::default, |s| s.stats)
     }
 
+    /// The times in `from..to` for which packets waited all the time, as far as two samples in a row can tell.
+    pub fn backlogged(&self, from: Instant, to: Instant) -> Vec<(Instant, Instant)> {
+        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let pairs = samples.windows(2).filter(|pair| pair[0].at >= from && pair[1].at < to);
+        pairs.filter(|pair| pair.iter().all(|s| s.stats.packets > 0)).map(|pair| (pair[0].at, pair[1].at)).collect()
+    }
+
+    /// All samples, a line each: milliseconds since `zero`, bytes that wait, drops so far.
+    pub fn table(&self, zero: Instant) -> String {
+        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = "ms,backlog_bytes,drops\n".to_owned();
+        for sample in samples.iter().filter(|s| s.at >= zero) {
+            let QueueStats { backlog, drops, .. } = sample.stats;
+            table += &format!("{},{backlog},{drops}\n", (sample.at - zero).as_millis());
+        }
+        table
+    }
+
     /// What happened in `from..to`.
     pub fn summary(&self, from: Instant, to: Instant) -> QueueSummary {
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,6 +2,7 @@
 //! lasts, and an emulator may have none itself.
 
 use std::{
+    collections::BTreeMap,
     fs,
     sync::{
         Arc,
@@ -66,6 +67,62 @@ impl CpuTime {
     }
 }
 
+/// What the programs that run, and the kernel's threads, have had of the CPUs, by name; in ticks.
+#[derive(Clone, Debug)]
+pub struct CpuByProgram {
+    ticks: BTreeMap<String, u64>,
+    all: u64,
+}
+
+impl CpuByProgram {
+    /// From now on.
+    ///
+    /// # Errors
+    /// As [`CpuTime::begin`].
+    pub fn begin() -> Result<Self> {
+        let mut ticks = BTreeMap::new();
+        for entry in fs::read_dir("/proc").context("reading /proc")?.flatten() {
+            let number = entry.file_name().to_string_lossy().parse::<u32>().is_ok();
+            // A process that has just ended has no file any more.
+            let Some((name, used)) = fs::read_to_string(entry.path().join("stat"))
+                .ok()
+                .filter(|_| number)
+                .and_then(|stat| of_process(&stat))
+            else {
+                continue;
+            };
+            *ticks.entry(name).or_default() += used;
+        }
+        Ok(Self { ticks, all: CpuTime::begin()?.all })
+    }
+
+    /// The names with the largest parts of the CPUs' time since then, at most `most` of them: `roce 12.5 %`. What has ended since is not
+    /// among them.
+    ///
+    /// # Errors
+    /// As [`CpuTime::begin`].
+    pub fn most(&self, most: usize) -> Result<Vec<String>> {
+        let now = Self::begin()?;
+        let all = now.all.saturating_sub(self.all).max(1) as f64;
+        let since = |(name, ticks): (&String, &u64)| {
+            let used = ticks.saturating_sub(self.ticks.get(name).copied().unwrap_or(0));
+            (used as f64 / all * 100.0, name.clone())
+        };
+        let mut by_share: Vec<_> = now.ticks.iter().map(since).filter(|(share, _)| *share >= 0.1).collect();
+        by_share.sort_by(|a, b| b.0.total_cmp(&a.0));
+        Ok(by_share.into_iter().take(most).map(|(share, name)| format!("{name} {share:.1} %")).collect())
+    }
+}
+
+/// The name of a process, without what numbers it, and its ticks in user and kernel space, by `/proc/PID/stat` (proc_pid_stat(5)).
+fn of_process(stat: &str) -> Option<(String, u64)> {
+    let (begin, rest) = stat.rsplit_once(')')?;
+    let (_, name) = begin.split_once('(')?;
+    let name = name.split(['/', ':']).next().unwrap_or(name);
+    let mut times = rest.split_ascii_whitespace().skip(11).map_while(|t| t.parse::<u64>().ok());
+    Some((name.to_owned(), times.next()? + times.next()?))
+}
+
 /// How late a thread woke that sleeps for one period after the other.
 #[derive(Clone, Copy, Default, Debug)]
 struct Late {
@@ -95,9 +152,9 @@ impl Watch {
         })
     }
 
-    /// Begins to watch with one thread of the highest priority, every millisecond: it waits for nothing but a CPU.
-    pub fn urgent() -> Self {
-        Self::start(1, Duration::from_millis(1), |_| {
+    /// Begins to watch with one thread of the highest priority, once a period: it waits for nothing but a CPU.
+    pub fn urgent(period: Duration) -> Self {
+        Self::start(1, period, |_| {
             let priority = 50_i32;
             // SAFETY: the kernel reads the priority, which outlives the call; 0 is the calling thread. musl's own function says
             // ENOSYS. Where it is refused, waits count too.
@@ -156,4 +213,28 @@ fn watch(period: Duration, over: &AtomicBool) -> Late {
         late.sum += by.saturating_sub(period);
     }
     late
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_those_of_user_and_kernel() {
+        let line = "71 (kworker/0:1-rxe (a)) S 2 0 0 0 -1 69238880 0 0 0 0 7 11 5 6 20 0 1 0 31 0 0";
+        assert_eq!(of_process(line), Some(("kworker".to_owned(), 18)));
+        assert_eq!(of_process("71 (x) S 2"), None);
+    }
+
+    #[test]
+    fn who_works_is_among_the_first() {
+        let begin = CpuByProgram::begin().expect("there is /proc");
+        let end = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
+        let most = begin.most(50).expect("there is /proc");
+        let own = fs::read_to_string("/proc/self/comm").expect("there is /proc");
+        assert!(most.iter().any(|line| line.starts_with(own.trim())), "{most:?}");
+    }
 }

@@ -2,7 +2,7 @@
 //! kernel does it, once with the loop; each in a guest of its own, for what the first leaves behind may hang a kernel.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     ops::Range,
     time::{Duration, Instant, SystemTime},
 };
@@ -13,10 +13,13 @@ use roce_user::{export, sim::engine::jain};
 
 use super::{BUSY, MESSAGE, MESSAGE_ON_WIRE, PATH_MTU};
 use crate::{
-    lab::{Bottleneck, CpuTime, LEAF, Sampler, shape},
+    lab::{Bottleneck, CpuByProgram, CpuTime, LEAF, Sampler, Watch, shape},
     rig,
     run::AgentProcess,
-    vm::{Case, Counters, Fabric, Part, Passed, Perf, Placement, Report, Running, Scenario, Served, Wire, load, skip},
+    vm::{
+        Case, Counters, Fabric, Part, Passed, Perf, Placement, Report, Running, Scenario, Served, Wire, load, share,
+        skip,
+    },
 };
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -51,6 +54,8 @@ const FOUR: Incast = Incast { qps: 1, messages: 60, start_up: Duration::from_sec
 const SIXTEEN: Incast = Incast { qps: 4, messages: 96, start_up: Duration::from_secs(25) };
 /// Nothing may be dropped later than this after the first packet.
 const MAY_DROP: Duration = Duration::from_millis(200);
+/// A port that lets out less than this of its rate while packets wait for it is not the port that a fabric has.
+const PORT_KEEPS: f64 = 0.9;
 /// ACK timeout 4.096 µs × 2^21, 8.6 s: a sixteenth of the port takes 2.3 s for what rxe hands over at once.
 const TIMEOUT: u8 = 21;
 /// The step of the rates that perftest reports, bits per second.
@@ -147,7 +152,8 @@ fn with(report: &mut Report, incast: &Incast) -> Result<()> {
         let outcome = seen.as_ref().context("the transfers were not seen through")?;
         let drops = outcome.drops_after(MAY_DROP);
         case.figure("drops_later", drops);
-        outcome.asks(case, drops == 0, format!("{drops} drops later than {MAY_DROP:?}"))
+        let said = format!("{drops} drops later than {MAY_DROP:?}");
+        outcome.asks(case, drops == 0, said)
     });
     report.case("goodput of the port", |case| {
         let outcome = seen.as_ref().context("the transfers were not seen through")?;
@@ -165,6 +171,7 @@ fn with(report: &mut Report, incast: &Incast) -> Result<()> {
         let handled: u64 = hosts.iter().map(|h| rig::control(h, "rp_handled")).sum();
         case.figure("ce_marked", marked);
         case.figure("cnp_sent", cnps);
+        case.figure("pacing_failsafe", sum("egress", "pacing_failsafe"));
         case.figure("cnp_handled", handled);
         case.expect(marked > 0 && cnps > 0, "the loop never closed");
         case.equal("CNPs sent and handled", handled, cnps);
@@ -211,6 +218,8 @@ struct Outcome {
     time: Range<Instant>,
     /// The part of the time in which the guest's CPU was busy.
     busy: f64,
+    /// What the port let out around its drops, as [`port_kept`] tells.
+    port_kept: Option<f64>,
 }
 
 impl Outcome {
@@ -220,6 +229,14 @@ impl Outcome {
 
     /// Asks for what a fabric must have, and only a machine that had the CPU for it can show.
     fn asks(&self, case: &mut Case, holds: bool, said: String) -> Result<()> {
+        let kept = self.port_kept.filter(|kept| *kept < PORT_KEEPS);
+        if let Some(kept) = kept.filter(|_| !holds) {
+            // Its qdisc, the bridge and the hosts are one emulated CPU.
+            let kept = kept * 100.0;
+            return Err(skip(format!(
+                "{said}, but around drops the port itself let out {kept:.0} % of its rate while packets waited for it"
+            )));
+        }
         if !holds && self.busy > BUSY {
             return Err(skip(format!(
                 "{said}, but the guest's CPU was busy for {:.1} % of the time",
@@ -231,10 +248,40 @@ impl Outcome {
     }
 }
 
+/// The seconds in which the port dropped, with how many: `[3, 49]`.
+fn drops_by_second(sampler: &Sampler, time: Range<Instant>) -> Vec<[u64; 2]> {
+    let seconds = time.end.saturating_duration_since(time.start).as_secs();
+    let begin = |second| time.start + Duration::from_secs(second);
+    let by_second = (0..=seconds).map(|s| [s, sampler.summary(begin(s), begin(s + 1)).drops.into()]);
+    by_second.filter(|[_, drops]| *drops > 0).collect()
+}
+
+/// The part of its rate that the port let out in these times, in which packets waited for it; none where that is less than a tenth of a
+/// second. Frames come with their time and length.
+fn port_kept<F: Iterator<Item = (Instant, u64)>>(
+    waiting: &BTreeSet<(Instant, Instant)>,
+    frames: impl Fn() -> F,
+) -> Option<f64> {
+    let time: Duration = waiting.iter().map(|(begin, end)| *end - *begin).sum();
+    let bytes: u64 = waiting
+        .iter()
+        .map(|(begin, end)| frames().filter(|(at, _)| (begin..end).contains(&at)).map(|(_, len)| len).sum::<u64>())
+        .sum();
+    (time >= Duration::from_millis(100)).then(|| bytes as f64 * 8.0 / time.as_secs_f64() / PORT.bits_per_sec as f64)
+}
+
+/// The longest time for which nothing new arrived.
+fn longest_silence(arrived: &BTreeMap<(usize, u32), Arrivals>) -> Duration {
+    let mut times: Vec<Duration> = arrived.values().flatten().map(|(at, _)| *at).collect();
+    times.sort_unstable();
+    times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
+}
+
 fn run(case: &mut Case, fabric: &Fabric, incast: &Incast) -> Result<Outcome> {
     let sampler = sampler(fabric)?;
     let wire = Wire::start(&fabric.nodes[RECEIVER])?;
-    let cpu = CpuTime::begin()?;
+    let watch = Watch::urgent(Duration::from_millis(10));
+    let (cpu, programs) = (CpuTime::begin()?, CpuByProgram::begin()?);
     let (begin, clock) = (Instant::now(), SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?);
     let mut rates = Vec::new();
     for transfer in start(fabric, incast, PATIENCE)? {
@@ -246,6 +293,8 @@ fn run(case: &mut Case, fabric: &Fabric, incast: &Incast) -> Result<Outcome> {
     let (end, wire) = (Instant::now(), wire.finish()?);
     let busy = cpu.busy()?;
     case.percent("cpu_busy_percent", busy);
+    case.figure("cpu_by_program", programs.most(6)?);
+    case.figure("cpu_longest_pause_ms", watch.longest_pause().as_millis() as u64);
     let arrived = arrived(fabric, &wire);
     case.equal("queue pairs that sent", arrived.len() as u64, SENDERS as u64 * incast.qps);
     let first = arrived.values().flat_map(|of| of.first()).map(|(at, _)| *at).min().context("nothing arrived")?;
@@ -268,6 +317,22 @@ fn run(case: &mut Case, fabric: &Fabric, incast: &Incast) -> Result<Outcome> {
     case.figure("jain", (fairness * 10_000.0).round() / 10_000.0);
     case.figure("mbit_per_sec", by_flow.iter().map(|rate| (rate / 1e5).round() / 10.0).collect::<Vec<_>>());
     case.figure("drops", sampler.summary(begin, end).drops);
+    let dropped = drops_by_second(&sampler, instant(first)..end);
+    if !dropped.is_empty() {
+        let name = format!("{}-queue-pairs", SENDERS as u64 * incast.qps);
+        std::fs::write(share().join(format!("{name}.csv")), sampler.table(instant(first)))
+            .context("writing samples")?;
+        wire.save(&format!("{name}.pcapng"))?;
+    }
+    let frames = || wire.received().map(|seen| (instant(seen.at), seen.frame.len() as u64));
+    let waiting = dropped.iter().flat_map(|[second, _]| {
+        let at = instant(first) + Duration::from_secs(*second);
+        sampler.backlogged(at.checked_sub(Duration::from_secs(1)).unwrap_or(at), at + Duration::from_secs(1))
+    });
+    let port_kept = port_kept(&waiting.collect(), frames);
+    case.figure("port_kept_percent_around_drops", port_kept.map(|kept| (kept * 1_000.0).round() / 10.0));
+    case.figure("drops_by_second", dropped);
+    case.figure("longest_silence_ms", longest_silence(&arrived).as_millis() as u64);
     case.figure("queue_p50_p99_bytes", [queue.p50, queue.p99]);
     case.figure("window_seconds", (window * 10.0).round() / 10.0);
     case.figure("rxe", trouble(fabric)?);
@@ -302,5 +367,23 @@ fn run(case: &mut Case, fabric: &Fabric, incast: &Incast) -> Result<Outcome> {
             format_args!("sender {sender}: perftest says {reported:.0} bit/s, we {ours:.0}"),
         );
     }
-    Ok(Outcome { goodput, sampler, time: instant(first)..end, busy })
+    Ok(Outcome { goodput, sampler, time: instant(first)..end, busy, port_kept })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_keeps_its_rate_where_packets_wait_for_it() {
+        let zero = Instant::now();
+        let at = |ms: u64| zero + Duration::from_millis(ms);
+        // 1,000 bytes every 2 ms: 4 Mb/s; from 400 ms on every 4 ms.
+        let frames = || (0..200).map(|n| (at(n * 2), 1_000)).chain((100..200).map(|n| (at(n * 4), 1_000)));
+        let kept = |waiting: &[(u64, u64)]| port_kept(&waiting.iter().map(|(a, b)| (at(*a), at(*b))).collect(), frames);
+        assert_eq!(kept(&[(0, 200)]), Some(1.0));
+        assert_eq!(kept(&[(100, 200), (400, 500), (100, 200)]), Some(0.75), "the same time only once");
+        assert_eq!(kept(&[(400, 450)]), None);
+        assert_eq!(kept(&[]), None);
+    }
 }

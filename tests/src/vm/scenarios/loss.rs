@@ -280,6 +280,12 @@ fn lossy(case: &mut Case, bench: &Bench, kind: Kind) -> Result<()> {
     if kind.space == "request" && kind.repeats() {
         // The responder answers the first packet ahead of a gap, and only that: one NAK, one out_of_seq_request.
         case.equal("rxe's out_of_seq_request and the NAKs on the wire", receiver.get("out_of_seq_request"), naks);
+        let known = repeats_of_known(&sent, &passed)?;
+        case.equal("rxe's duplicate_request and the repeats of what it had", receiver.get("duplicate_request"), known);
+        case.expect(
+            known <= of_data("v1/ingress", "duplicates"),
+            format_args!("{known} repeats of what rxe had are more than our duplicates"),
+        );
         let beyond = naks_beyond(&sent, &at_sender)?;
         // Most of them: it also passes over some of those that a time-out has overtaken (one of nine, seen on 7.3).
         let counted = sender.get("rcvd_seq_err");
@@ -317,6 +323,21 @@ fn is_data(seen: &Seen, kind: Kind) -> bool {
 /// The sequence NAKs that host 1 sent.
 fn naks(wire: &Passed) -> u64 {
     wire.sent().filter(|s| Header::read(&s.frame).is_some_and(|h| h.syndrome == Some(0x60))).count() as u64
+}
+
+/// Packets that came when rxe had taken theirs: rxe_resp.c (6.1 to 7.3) takes one PSN after the other, drops what is ahead, and counts
+/// `duplicate_request` for what is behind.
+fn repeats_of_known(sent: &[&Seen], passed: &[&Seen]) -> Result<u64> {
+    let mut expected = sent.first().and_then(|s| Header::read(&s.frame)).context("nothing was sent")?.psn;
+    let mut known = 0;
+    for header in passed.iter().filter_map(|s| Header::read(&s.frame)) {
+        match ahead(header.psn, expected) {
+            0 => expected = (expected + 1) & 0xff_ffff,
+            1.. => {}
+            _ => known += 1,
+        }
+    }
+    Ok(known)
 }
 
 /// The sequence NAKs that ask for more than the sender already knew: rxe_comp.c (6.1 to 7.3) counts `rcvd_seq_err` only where a

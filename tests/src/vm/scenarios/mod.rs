@@ -17,7 +17,7 @@ use super::{Part, Scenario};
 /// Bytes of a message, and of one of its packets.
 const MESSAGE: u64 = 65_536;
 const PATH_MTU: u64 = 1_024;
-/// A guest's CPU that is busy for more of the time than this is what limits transfers, not a port and not a pacer.
+/// A guest's CPU that is busy for more of the time than this is what limits transfers, not a port.
 const BUSY: f64 = 0.9;
 /// Bytes of a message on the wire.
 const MESSAGE_ON_WIRE: u64 = on_wire(PATH_MTU);
