@@ -2,7 +2,7 @@
 //! kernel does it, once with the loop; each in a guest of its own, for what the first leaves behind may hang a kernel.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, HashSet},
     ops::Range,
     time::{Duration, Instant, SystemTime},
 };
@@ -154,14 +154,13 @@ fn with(report: &mut Report, incast: &Incast) -> Result<()> {
         let outcome = seen.as_ref().context("the transfers were not seen through")?;
         let drops = outcome.drops_after(MAY_DROP);
         case.figure("drops_later", drops);
-        let said = format!("{drops} drops later than {MAY_DROP:?}");
-        outcome.asks(case, drops == 0, said)
+        outcome.asks_of_port(case, drops == 0, format!("{drops} drops later than {MAY_DROP:?}"))
     });
     report.case("goodput of the port", |case| {
         let outcome = seen.as_ref().context("the transfers were not seen through")?;
         case.percent("goodput_percent", outcome.goodput);
         let said = format!("goodput is {:.1} % of the port", outcome.goodput * 100.0);
-        outcome.asks(case, outcome.goodput >= 0.9, said)
+        outcome.asks_of_port(case, outcome.goodput >= 0.9, said)
     });
     let Agents { hosts, port } = agents;
     report.case("what the agents counted", |case| {
@@ -229,16 +228,19 @@ impl Outcome {
         self.sampler.summary(self.time.start + since_first, self.time.end).drops
     }
 
-    /// Asks for what a fabric must have, and only a machine that had the CPU for it can show.
-    fn asks(&self, case: &mut Case, holds: bool, said: String) -> Result<()> {
-        let kept = self.port_kept.filter(|kept| *kept < PORT_KEEPS);
-        if let Some(kept) = kept.filter(|_| !holds) {
-            // Its qdisc, the bridge and the hosts are one emulated CPU.
+    /// Asks it of the port, which must be one: its qdisc, the bridge and the hosts are one emulated CPU.
+    fn asks_of_port(&self, case: &mut Case, holds: bool, said: String) -> Result<()> {
+        if let Some(kept) = self.port_kept.filter(|kept| !holds && *kept < PORT_KEEPS) {
             let kept = kept * 100.0;
             return Err(skip(format!(
                 "{said}, but around drops the port itself let out {kept:.0} % of its rate while packets waited for it"
             )));
         }
+        self.asks(case, holds, said)
+    }
+
+    /// Asks for what a fabric must have, and only a machine that had the CPU for it can show.
+    fn asks(&self, case: &mut Case, holds: bool, said: String) -> Result<()> {
         if !holds && self.busy > BUSY {
             return Err(skip(format!(
                 "{said}, but the guest's CPU was busy for {:.1} % of the time",
@@ -258,17 +260,12 @@ fn drops_by_second(sampler: &Sampler, time: Range<Instant>) -> Vec<[u64; 2]> {
     by_second.filter(|[_, drops]| *drops > 0).collect()
 }
 
-/// The part of its rate that the port let out in these times, in which packets waited for it; none where that is less than a tenth of a
-/// second. Frames come with their time and length.
-fn port_kept<F: Iterator<Item = (Instant, u64)>>(
-    waiting: &BTreeSet<(Instant, Instant)>,
-    frames: impl Fn() -> F,
-) -> Option<f64> {
+/// The part of its rate that the port let out in these times, each from its key to its value, in which packets waited for it; none where
+/// that is less than a tenth of a second. Frames come with their time and length.
+fn port_kept(waiting: &BTreeMap<Instant, Instant>, frames: impl Iterator<Item = (Instant, u64)>) -> Option<f64> {
     let time: Duration = waiting.iter().map(|(begin, end)| *end - *begin).sum();
-    let bytes: u64 = waiting
-        .iter()
-        .map(|(begin, end)| frames().filter(|(at, _)| (begin..end).contains(&at)).map(|(_, len)| len).sum::<u64>())
-        .sum();
+    let waited = |at: &Instant| waiting.range(..=at).next_back().is_some_and(|(_, end)| at < end);
+    let bytes: u64 = frames.filter(|(at, _)| waited(at)).map(|(_, len)| len).sum();
     (time >= Duration::from_millis(100)).then(|| bytes as f64 * 8.0 / time.as_secs_f64() / PORT.bits_per_sec as f64)
 }
 
@@ -326,7 +323,7 @@ fn run(case: &mut Case, fabric: &Fabric, incast: &Incast) -> Result<Outcome> {
             .context("writing samples")?;
         wire.save(&format!("{name}.pcapng"))?;
     }
-    let frames = || wire.received().map(|seen| (instant(seen.at), seen.frame.len() as u64));
+    let frames = wire.received().map(|seen| (instant(seen.at), seen.frame.len() as u64));
     let waiting = dropped.iter().flat_map(|[second, _]| {
         let at = instant(first) + Duration::from_secs(*second);
         sampler.backlogged(at.checked_sub(Duration::from_secs(1)).unwrap_or(at), at + Duration::from_secs(1))
@@ -382,7 +379,8 @@ mod tests {
         let at = |ms: u64| zero + Duration::from_millis(ms);
         // 1,000 bytes every 2 ms: 4 Mb/s; from 400 ms on every 4 ms.
         let frames = || (0..200).map(|n| (at(n * 2), 1_000)).chain((100..200).map(|n| (at(n * 4), 1_000)));
-        let kept = |waiting: &[(u64, u64)]| port_kept(&waiting.iter().map(|(a, b)| (at(*a), at(*b))).collect(), frames);
+        let kept =
+            |waiting: &[(u64, u64)]| port_kept(&waiting.iter().map(|(a, b)| (at(*a), at(*b))).collect(), frames());
         assert_eq!(kept(&[(0, 200)]), Some(1.0));
         assert_eq!(kept(&[(100, 200), (400, 500), (100, 200)]), Some(0.75), "the same time only once");
         assert_eq!(kept(&[(400, 450)]), None);
