@@ -32,7 +32,7 @@ impl<'a> Elf<'a> {
     }
 
     /// The contents of the section of this name.
-    fn section(&self, name: &str) -> Option<&'a [u8]> {
+    pub(super) fn section(&self, name: &str) -> Option<&'a [u8]> {
         let count = self.number(0x3c, 2)?;
         let (_, names) = self.header(self.number(0x3e, 2)?)?;
         (0..count).filter_map(|i| self.header(i)).find(|(at, _)| text(names, *at) == Some(name)).map(|(_, bytes)| bytes)

@@ -8,6 +8,7 @@ mod cpio;
 mod dirs;
 mod elf;
 mod guest;
+mod image;
 mod kernels;
 mod mirror;
 mod modules;
@@ -135,11 +136,12 @@ impl Lab {
         let runs = dir.join("runs");
         let kernels = kernels
             .into_iter()
-            .map(|kernel| {
+            .map(|mut kernel| {
                 let dir = runs.join(&kernel.release);
                 dirs::make(&dir)?;
                 let initramfs = dir.join("initramfs.cpio");
                 guest.initramfs(&userland, &kernel, &initramfs)?;
+                kernel.image = image::unpacked(kernel.image.parent().context("a kernel has a directory")?)?;
                 Ok((kernel, initramfs))
             })
             .collect::<anyhow::Result<Vec<_>>>()?;

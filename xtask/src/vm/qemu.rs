@@ -11,7 +11,10 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use nix::sys::{signal::Signal, utsname::uname};
+use nix::{
+    sys::{signal::Signal, utsname::uname},
+    time::{ClockId, clock_gettime},
+};
 use serde_json::{Value, json};
 
 use super::{apt::Apt, dirs};
@@ -19,12 +22,12 @@ use crate::exec::{self, say};
 
 const PROGRAM: &str = "qemu-system-x86_64";
 /// What a probe of KVM may take. A guest that KVM really runs is up within one second.
-const PROBE: Duration = Duration::from_secs(15);
+const PROBE: Duration = Duration::from_secs(6);
 /// How often a guest is looked after.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Rids stock kernels of what they spend time on at boot, and makes a panic end the guest.
 const KERNEL_ARGS: &str = "quiet panic=-1 mitigations=off nokaslr audit=0 apparmor=0 nowatchdog random.trust_cpu=on \
-                           init_on_alloc=0 tsc=reliable no_timer_check rcupdate.rcu_expedited=1 cryptomgr.notests rdinit=/init";
+                           init_on_alloc=0 rodata=off tsc=reliable no_timer_check rcupdate.rcu_expedited=1 retain_initrd cryptomgr.notests rdinit=/init";
 
 /// What an emulated CPU is slower with, where the emulator knows it: page tables of five levels, and string instructions that are said
 /// to be fast. A kernel copies byte by byte with those, each a turn of a loop here.
@@ -54,6 +57,8 @@ pub(super) struct Qemu {
     pub(super) accel: Accel,
     /// The model of an emulated CPU.
     emulated: String,
+    /// How fast its time stamp counter counts, which is this machine's: kHz.
+    tsc_khz: u64,
 }
 
 /// One guest.
@@ -88,7 +93,12 @@ impl Qemu {
             None => unpacked(&dir.join("qemu"), refresh, apt)?,
         };
         let known = exec::capture(Command::new(&program[0]).args(&program[1..]).args(["-cpu", "help"]))?;
-        Ok(Self { program, accel: Accel::Tcg, emulated: emulated(&String::from_utf8_lossy(&known)) })
+        Ok(Self {
+            program,
+            accel: Accel::Tcg,
+            emulated: emulated(&String::from_utf8_lossy(&known)),
+            tsc_khz: tsc_khz()?,
+        })
     }
 
     /// Takes KVM if a guest boots with it. What came of it is remembered in `dir`, for this kernel of the host.
@@ -138,7 +148,10 @@ impl Qemu {
         ]);
         command.arg("-smp").arg(machine.cpus.to_string()).arg("-m").arg(machine.memory_mib.to_string());
         command.arg("-kernel").arg(machine.image).arg("-initrd").arg(machine.initramfs);
-        command.arg("-append").arg(format!("console=ttyS0 {KERNEL_ARGS} {}", machine.args));
+        // An emulated CPU that has to wait for one of this machine's while its kernel measures the counter has a clock that is many
+        // times too fast from then on.
+        let tsc = if self.accel == Accel::Tcg { format!("tsc_early_khz={}", self.tsc_khz) } else { String::new() };
+        command.arg("-append").arg(format!("console=ttyS0 {KERNEL_ARGS} {tsc} {}", machine.args));
         command.arg("-serial").arg(console);
         command.arg("-serial").arg(format!("file:{}", machine.results_file().display()));
         command.arg("-fsdev").arg(format!("local,id=share,security_model=none,path={}", machine.share.display()));
@@ -188,6 +201,38 @@ impl Qemu {
 fn emulated(known: &str) -> String {
     let off = SLOW.iter().filter(|slow| known.split_ascii_whitespace().any(|word| word == **slow));
     off.fold("max".to_owned(), |model, slow| model + "," + slow + "=off")
+}
+
+/// How fast the time stamp counter of this machine counts, by its clock: kHz.
+fn tsc_khz() -> anyhow::Result<u64> {
+    // Of several looks the one in whose middle nothing came between.
+    let look = || -> anyhow::Result<(u64, Duration)> {
+        let looks = (0..8).map(|_| {
+            let before = tsc();
+            let at = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC_RAW)?);
+            Ok((tsc() - before, before, at))
+        });
+        let looks: Vec<(u64, u64, Duration)> = looks.collect::<nix::Result<_>>().context("reading the clock")?;
+        let (_, counter, at) = looks.into_iter().min_by_key(|(took, ..)| *took).context("no look")?;
+        Ok((counter, at))
+    };
+    let (first, begin) = look()?;
+    thread::sleep(Duration::from_millis(50));
+    let (last, end) = look()?;
+    let micros = end.saturating_sub(begin).as_nanos() / 1_000;
+    u64::try_from(u128::from(last - first) * 1_000 / micros.max(1)).context("measuring the time stamp counter")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn tsc() -> u64 {
+    // SAFETY: every x86-64 CPU counts.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+/// Guests run on x86-64 only.
+#[cfg(not(target_arch = "x86_64"))]
+fn tsc() -> u64 {
+    0
 }
 
 fn how(status: ExitStatus) -> Ended {
@@ -258,6 +303,12 @@ fn unpacked(root: &Path, refresh: bool, apt: &mut dyn FnMut() -> anyhow::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_stamp_counter_is_measured_alike_twice() {
+        let (a, b) = (tsc_khz().expect("measured"), tsc_khz().expect("measured"));
+        assert!(a.abs_diff(b) < a / 1_000 && (200_000..10_000_000).contains(&a), "{a} and {b} kHz");
+    }
 
     #[test]
     fn an_emulated_cpu_goes_without_what_is_slow_and_known() {
