@@ -41,7 +41,7 @@ vm options
   --json                    the results as one JSON object
   --mirror URL              the Debian archive to fetch from [default: the one in this machine's apt sources]
   --refresh                 fetch newer kernels and programs than those fetched before
-  --jobs N                  guest CPUs at once [default: the CPUs of this machine]
+  --jobs N                  CPUs that guests share [default: the CPUs of this machine]
 
 exit codes: those of the program that was run; 1 a test or check failed; 2 wrong usage or environment
 ";

@@ -38,7 +38,7 @@ fn list() {
                 .iter()
                 .map(|p| {
                     let since = p.since.map(|(major, minor)| [major, minor]);
-                    json!({"name": p.name, "cpus": p.cpus, "memory_mib": p.memory_mib, "seconds": p.seconds, "since": since})
+                    json!({"name": p.name, "cpus": p.cpus, "share": p.share, "memory_mib": p.memory_mib, "seconds": p.seconds, "since": since})
                 })
                 .collect();
             json!({"name": s.name, "about": s.about, "parts": parts})

@@ -43,6 +43,8 @@ pub(super) struct Scenario {
 pub(super) struct Part {
     pub(super) name: String,
     pub(super) cpus: usize,
+    /// Percent of one of the host's CPUs that are kept for it.
+    pub(super) share: usize,
     pub(super) memory_mib: u64,
     /// After this the guest is ended.
     pub(super) limit: Duration,
@@ -96,6 +98,7 @@ fn scenario(json: &Value) -> Option<Scenario> {
         Some(Part {
             name: text(json, "name")?,
             cpus: usize::try_from(json["cpus"].as_u64()?).ok()?,
+            share: usize::try_from(json["share"].as_u64()?).ok()?,
             memory_mib: json["memory_mib"].as_u64()?,
             limit: Duration::from_secs(json["seconds"].as_u64()?),
             since: json["since"][0].as_u64().zip(json["since"][1].as_u64()),
@@ -125,14 +128,14 @@ mod tests {
         let json = json!({
             "name": "loss", "about": "…",
             "parts": [
-                {"name": "write", "cpus": 1, "memory_mib": 512, "seconds": 90, "since": null},
-                {"name": "separate", "cpus": 2, "memory_mib": 512, "seconds": 90, "since": [7, 2]},
+                {"name": "write", "cpus": 1, "share": 66, "memory_mib": 512, "seconds": 90, "since": null},
+                {"name": "separate", "cpus": 2, "share": 200, "memory_mib": 512, "seconds": 90, "since": [7, 2]},
             ],
         });
         let loss = scenario(&json).expect("complete");
         assert_eq!((loss.name.as_str(), loss.parts.len()), ("loss", 2));
         assert_eq!((loss.parts[0].limit, loss.parts[0].since), (Duration::from_secs(90), None));
-        assert_eq!((loss.parts[1].cpus, loss.parts[1].since), (2, Some((7, 2))));
+        assert_eq!((loss.parts[0].share, loss.parts[1].cpus, loss.parts[1].since), (66, 2, Some((7, 2))));
         assert_eq!(scenario(&json!({"name": "x", "about": "", "parts": [{"name": "y"}]})), None);
     }
 

@@ -92,6 +92,9 @@ fn chosen(all: Vec<Scenario>, names: &[String]) -> anyhow::Result<Vec<Scenario>>
     Ok(all.into_iter().filter(|s| names.is_empty() || names.contains(&s.name)).collect())
 }
 
+/// Percent of a CPU. A guest that uses less waits for most of its time.
+const LITTLE: usize = 25;
+
 /// What is fetched.
 struct Parts {
     dir: PathBuf,
@@ -159,15 +162,17 @@ impl Lab {
         self.qemu.shell(&machine(kernel, initramfs, &share, "roce.shell"))
     }
 
-    /// Runs every part of every scenario on every kernel, as many guests at once as there are CPUs for.
+    /// Runs every part of every scenario on every kernel, as many guests at once as there are CPUs for. `jobs` CPUs are used at most.
     fn run(&self, scenarios: &[Scenario], jobs: Option<usize>) -> anyhow::Result<Vec<Row>> {
         let mut plan = Vec::new();
         // Kernels innermost: guests that run at once are mostly of different kernels, and end together.
         for (s, scenario) in scenarios.iter().enumerate() {
             for (p, part) in scenario.parts.iter().enumerate() {
-                plan.extend((0..self.kernels.len()).map(|k| schedule::Job { cpus: part.cpus, what: (k, s, p) }));
+                plan.extend((0..self.kernels.len()).map(|k| schedule::Job { share: part.share, what: (k, s, p) }));
             }
         }
+        // What hardly uses a CPU goes first: others run beside it.
+        plan.sort_by_key(|job| job.share >= LITTLE);
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let done = schedule::run(plan, jobs.unwrap_or(cpus).min(cpus), |&(k, s, p)| {
             let (scenario, (kernel, initramfs)) = (&scenarios[s], &self.kernels[k]);

@@ -1,15 +1,18 @@
-//! Jobs on a few CPUs: several at once, none on a CPU that another has.
+//! Jobs on a few CPUs: several at once, together never more than the CPUs have.
 
 use std::{
-    num::NonZero,
     sync::{Condvar, Mutex, PoisonError},
     thread,
 };
 
+/// What a CPU has, in percent.
+const CPU: usize = 100;
+
 /// Something to do that occupies CPUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job<T> {
-    pub(super) cpus: usize,
+    /// Of one CPU, in percent: 200 are two.
+    pub(super) share: usize,
     pub(super) what: T,
 }
 
@@ -18,15 +21,16 @@ struct State<T> {
     free: usize,
 }
 
-/// Does all jobs on `cpus` CPUs, in their order as far as CPUs are free for the next; a job that wants more CPUs than there
-/// are gets all. What each gave, in the order in which they ended; or the first error, with the jobs not yet begun left out.
+/// Does all jobs on `cpus` CPUs, in their order as far as there is room for the next; a job that wants more than there is gets all.
+/// What each gave, in the order in which they ended; or the first error, with the jobs not yet begun left out.
 pub(super) fn run<T: Copy + Send, R: Send>(
     jobs: Vec<Job<T>>,
     cpus: usize,
     work: impl Fn(&T) -> anyhow::Result<R> + Sync,
 ) -> anyhow::Result<Vec<(T, R)>> {
-    let cpus = NonZero::new(cpus).map_or(1, NonZero::get);
-    let state = Mutex::new(State { waiting: jobs, free: cpus });
+    let all = cpus.max(1) * CPU;
+    let smallest = jobs.iter().map(|job| job.share).min().unwrap_or(CPU).max(1);
+    let state = Mutex::new(State { waiting: jobs, free: all });
     let (changed, done) = (Condvar::new(), Mutex::new(Vec::new()));
     let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
     let worker = || -> anyhow::Result<()> {
@@ -35,7 +39,7 @@ pub(super) fn run<T: Copy + Send, R: Send>(
             let (job, taken) = loop {
                 let Some(next) = now.waiting.first() else { return Ok(()) };
                 // Only the first: a large job would wait for ever behind small ones that pass it.
-                let wanted = next.cpus.clamp(1, cpus);
+                let wanted = next.share.clamp(1, all);
                 if wanted <= now.free {
                     now.free -= wanted;
                     break (now.waiting.remove(0), wanted);
@@ -55,7 +59,7 @@ pub(super) fn run<T: Copy + Send, R: Send>(
         }
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..cpus).map(|_| scope.spawn(worker)).collect();
+        let workers: Vec<_> = (0..all.div_ceil(smallest)).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().try_for_each(|w| match w.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -76,24 +80,36 @@ mod tests {
     #[test]
     fn no_more_cpus_are_used_than_there_are() {
         let (busy, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let jobs = [1, 2, 1, 1, 3, 1].map(|cpus| Job { cpus, what: cpus }).to_vec();
-        let done = run(jobs, 2, |&cpus| {
-            let now = busy.fetch_add(cpus.min(2), Ordering::SeqCst) + cpus.min(2);
+        let jobs = [100, 200, 60, 60, 80, 300, 100].map(|share| Job { share, what: share }).to_vec();
+        let done = run(jobs, 2, |&share| {
+            let now = busy.fetch_add(share.min(200), Ordering::SeqCst) + share.min(200);
             most.fetch_max(now, Ordering::SeqCst);
             thread::sleep(Duration::from_millis(2));
-            busy.fetch_sub(cpus.min(2), Ordering::SeqCst);
-            Ok(cpus * 10)
+            busy.fetch_sub(share.min(200), Ordering::SeqCst);
+            Ok(share * 10)
         });
         let mut done = done.expect("none failed");
         done.sort_unstable();
-        assert_eq!(done, [(1, 10), (1, 10), (1, 10), (1, 10), (2, 20), (3, 30)]);
-        assert_eq!(most.into_inner(), 2);
+        assert_eq!(done, [(60, 600), (60, 600), (80, 800), (100, 1_000), (100, 1_000), (200, 2_000), (300, 3_000)]);
+        assert_eq!(most.into_inner(), 200);
+    }
+
+    #[test]
+    fn jobs_that_take_a_part_of_a_cpu_share_it() {
+        // Each waits for the other two.
+        let together = std::sync::Barrier::new(3);
+        let jobs = vec![Job { share: 33, what: () }; 3];
+        let done = run(jobs, 1, |()| {
+            together.wait();
+            Ok(())
+        });
+        assert_eq!(done.expect("none failed").len(), 3);
     }
 
     #[test]
     fn an_error_ends_what_has_not_begun() {
         let begun = AtomicUsize::new(0);
-        let jobs = vec![Job { cpus: 1, what: () }; 50];
+        let jobs = vec![Job { share: 100, what: () }; 50];
         let result = run(jobs, 1, |()| {
             begun.fetch_add(1, Ordering::SeqCst);
             anyhow::bail!("broken") as anyhow::Result<()>
