@@ -19,6 +19,9 @@ use crate::{endpoint::Tap, lab::Port};
 
 /// Longest frame kept whole.
 const BUFFER: usize = 9_216;
+/// What is kept of a frame where only its headers matter: a page for the payload of every packet takes an emulated CPU more than the
+/// rest of the capture.
+const HEADERS: usize = 128;
 
 /// A frame younger than this when it is read is the newest: then others are let gather for [`GATHERING`], or a busy CPU would wake the
 /// capture for every one of them.
@@ -32,8 +35,10 @@ pub struct Seen {
     pub at: Duration,
     /// What the parser made of it.
     pub packet: Packet,
-    /// Ethernet header onwards.
+    /// Ethernet header onwards, as much as the capture keeps.
     pub frame: Vec<u8>,
+    /// Bytes of the whole frame.
+    pub wire_len: usize,
 }
 
 impl Seen {
@@ -51,11 +56,23 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Begins.
+    /// Begins, and keeps whole frames.
     ///
     /// # Errors
     /// Without CAP_NET_RAW.
     pub fn start(port: &Port) -> Result<Self> {
+        Self::keeping(port, BUFFER)
+    }
+
+    /// Begins, and keeps of every frame what its headers take.
+    ///
+    /// # Errors
+    /// Without CAP_NET_RAW.
+    pub fn headers(port: &Port) -> Result<Self> {
+        Self::keeping(port, HEADERS)
+    }
+
+    fn keeping(port: &Port, kept: usize) -> Result<Self> {
         let tap = port.ns.run(|| Tap::open(port.index).with_context(|| format!("cannot capture on {}", port.name)))?;
         let stop = Arc::new(AtomicBool::new(false));
         let thread = thread::Builder::new().name("capture".into()).spawn({
@@ -74,7 +91,7 @@ impl Capture {
                     };
                     let frame = buffer.get(..n).unwrap_or_default();
                     if let Verdict::Roce(packet) = wire::parse(frame) {
-                        seen.push(Seen { at, packet, frame: frame.to_vec() });
+                        seen.push(Seen { at, packet, frame: frame[..n.min(kept)].to_vec(), wire_len: n });
                     }
                     if SystemTime::UNIX_EPOCH.elapsed().is_ok_and(|now| now.saturating_sub(at) < FRESH) {
                         thread::sleep(GATHERING);
@@ -113,7 +130,7 @@ impl Drop for Capture {
 pub fn save<'a>(packets: impl IntoIterator<Item = &'a Seen>, path: &Path) -> Result<()> {
     let mut writer = PcapWriter::new(File::create(path)?)?;
     for seen in packets {
-        writer.write_packet(&PcapPacket::new(seen.at, seen.frame.len() as u32, &seen.frame))?;
+        writer.write_packet(&PcapPacket::new(seen.at, seen.wire_len as u32, &seen.frame))?;
     }
     Ok(())
 }

@@ -118,6 +118,14 @@ impl Netns {
         self.batch("ip", &["-batch", "-"], lines)
     }
 
+    /// The same for one version of IP: `-4` or `-6`.
+    ///
+    /// # Errors
+    /// As [`Netns::ip`].
+    pub fn ip_of<S: AsRef<str>>(&self, version: &str, lines: &[S]) -> Result<()> {
+        self.batch("ip", &[version, "-batch", "-"], lines)
+    }
+
     /// Runs `tc -batch` with these lines in it.
     ///
     /// # Errors

@@ -201,22 +201,16 @@ impl Fabric {
         for (version, ipv6) in [("-4", false), ("-6", true)] {
             let mut rules = Vec::new();
             for (i, node) in self.nodes.iter().enumerate() {
-                rules.push(format!("add pref 10 iif {} lookup local", node.port.name));
+                rules.push(format!("rule add pref 10 iif {} lookup local", node.port.name));
                 for other in self.others(node) {
                     let (own, to) = (node.address(ipv6), other.address(ipv6));
-                    rules.push(format!("add pref 20 from {own} to {to} lookup {}", table(i)));
+                    rules.push(format!("rule add pref 20 from {own} to {to} lookup {}", table(i)));
                 }
             }
             // Last, so that there is never none.
-            rules.push("add pref 100 lookup local".into());
-            rules.push("del pref 0".into());
-            for rule in rules {
-                let mut command = here.command("ip");
-                let output = command.args([version, "rule"]).args(rule.split(' ')).output().context("cannot run ip")?;
-                if !output.status.success() {
-                    bail!("ip {version} rule {rule}: {}", String::from_utf8_lossy(&output.stderr).trim());
-                }
-            }
+            rules.push("rule add pref 100 lookup local".into());
+            rules.push("rule del pref 0".into());
+            here.ip_of(version, &rules)?;
         }
         Ok(())
     }

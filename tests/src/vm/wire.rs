@@ -117,12 +117,20 @@ pub struct Passed {
 }
 
 impl Wire {
-    /// Begins, at the switch's end of a host's cable.
+    /// Begins, at the switch's end of a host's cable, and keeps whole frames.
     ///
     /// # Errors
     /// Without CAP_NET_RAW.
     pub fn start(node: &Node) -> Result<Self> {
         Ok(Self { capture: Capture::start(&node.switch_port)?, host_mac: node.port.mac })
+    }
+
+    /// The same for headers only: what [`Header::read`] takes for incomplete.
+    ///
+    /// # Errors
+    /// Without CAP_NET_RAW.
+    pub fn headers(node: &Node) -> Result<Self> {
+        Ok(Self { capture: Capture::headers(&node.switch_port)?, host_mac: node.port.mac })
     }
 
     /// Ends.

@@ -26,7 +26,7 @@ use crate::{
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cnp",
     about: "hand-made CNPs slow exactly the queue pair they name; unknown, damaged and forged ones nobody; rxe sees none",
-    parts: &[Part::new("forged", 240, forged)],
+    parts: &[Part::new("forged", 240, forged).share(33)],
 };
 
 const CLIENT: usize = 0;
@@ -44,7 +44,7 @@ const MOST: &str = "10m";
 /// Most of it, bytes per second: 8 Mb/s.
 const RECOVERED: u64 = 1_000_000;
 /// Messages of 64 KiB, 55 ms each at that rate: as long as all cases take.
-const MESSAGES: u32 = 360;
+const MESSAGES: u32 = 280;
 
 /// A client with two queue pairs that send, and somebody who sends CNPs from where the server is.
 struct Bench {

@@ -15,7 +15,7 @@ use crate::{
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "lifecycle",
     about: "agents that come, go and die under load, devices, links and MTU that change: no queue pair fails, nothing stays",
-    parts: &[Part::new("devices", 240, devices), Part::new("load", 300, load::agents)],
+    parts: &[Part::new("devices", 240, devices).share(33), Part::new("load", 300, load::agents).share(66)],
 };
 
 /// Whether traffic passes and host 0's agent counts it.

@@ -7,8 +7,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use nix::sys::signal::Signal;
+use roce_common::abi::{Counter, Direction};
 
 use crate::{
     lab::{Traces, run_roce},
@@ -20,10 +21,11 @@ use crate::{
 /// Counters that mean that a queue pair is lost, or soon will be.
 const FATAL: [&str; 3] = ["retry_exceeded_err", "retry_rnr_exceeded_err", "send_err"];
 
-/// What 300 messages may take while an agent holds them back.
-const LIMIT: Duration = Duration::from_secs(60);
+/// What one run may take while an agent holds it back.
+const LIMIT: Duration = Duration::from_secs(100);
 
-/// Sends from host 0 to host 1, in runs of a few seconds, until it is told to stop.
+/// Sends from host 0 to host 1, until it is told to stop, in runs that last while an agent stands still: the next one would have a queue
+/// pair that nobody has slowed.
 struct Load<'scope> {
     stop: &'scope AtomicBool,
     thread: ScopedJoinHandle<'scope, Result<u32>>,
@@ -35,7 +37,7 @@ impl<'scope> Load<'scope> {
             let mut runs = 0;
             while !stop.load(Ordering::Relaxed) {
                 // It sleeps for its completions (-e): an emulated CPU has more to do than to poll.
-                Perf::new("ib_send_bw").args("-e -s 16384 -n 300").limit(LIMIT).run(fabric, 0, 1)?;
+                Perf::new("ib_send_bw").args("-e -s 16384 -n 1500").limit(LIMIT).run(fabric, 0, 1)?;
                 runs += 1;
             }
             Ok(runs)
@@ -73,7 +75,7 @@ pub(super) fn agents(report: &mut Report) -> Result<()> {
                 let mut traces = Traces::before(&fabric.nodes[0].port)?;
                 let args = ["--ingress", "tc", "--link-rate", "100m", "--pacer", pacer];
                 let agent = fabric.agent(0, &args)?;
-                thread::sleep(PAUSE);
+                at_work(&fabric)?;
                 traces.note()?;
                 event(case, &fabric, agent)?;
                 case.equal("what the agent left", traces.left()?, vec![]);
@@ -95,6 +97,17 @@ pub(super) fn agents(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Waits until the agent has taken in CNPs, which takes a run of the load that has begun, and leaves it at work for a while.
+fn at_work(fabric: &Fabric) -> Result<()> {
+    let maps = rig::maps(&fabric.nodes[0].port)?;
+    let cnps = || maps.counters(Direction::Ingress).is_ok_and(|counters| counters[Counter::Cnp as usize] > 0);
+    ensure!(rig::eventually(BEGINS, cnps), "no CNP came within {} s: there was no load", BEGINS.as_secs());
+    thread::sleep(PAUSE);
+    Ok(())
+}
+
+/// How soon an agent takes in the first CNP.
+const BEGINS: Duration = Duration::from_secs(10);
 /// How long an agent is left at work before something happens to it.
 const PAUSE: Duration = Duration::from_millis(1_500);
 

@@ -14,7 +14,7 @@ use crate::{
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "loss",
     about: "what we call lost is what the switch dropped, upstream and downstream told apart, consistent with rxe's counters",
-    parts: &[Part::new("drops", 400, dropping)],
+    parts: &[Part::new("drops", 400, dropping).share(33)],
 };
 
 /// Traffic whose data goes from host 0 to host 1.

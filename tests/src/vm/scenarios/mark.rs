@@ -16,8 +16,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "mark",
     about: "DSCP and ECT(0) on what applications left unmarked, CNPs in their own class, and transfers that stay right",
     parts: &[
-        Part::new("ipv4", 300, ipv4),
-        Part::new("ipv6-4096", 240, |r| unmarked(r, &Fabric::new(2, JUMBO, Placement::Initial)?, true).map(drop)),
+        Part::new("ipv4", 300, ipv4).share(33),
+        Part::new("ipv6-4096", 240, |r| unmarked(r, &Fabric::new(2, JUMBO, Placement::Initial)?, true).map(drop))
+            .share(33),
     ],
 };
 

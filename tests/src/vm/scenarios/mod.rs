@@ -36,9 +36,9 @@ pub const ALL: &[Scenario] = &[
     pace::EDT,
     pace::HTB,
     incast::SCENARIO,
+    neighbours::SCENARIO,
     smp::SCENARIO,
     lifecycle::SCENARIO,
-    neighbours::SCENARIO,
     record::SCENARIO,
 ];
 

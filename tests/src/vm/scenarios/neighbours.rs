@@ -24,7 +24,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 /// Seconds of one measurement.
-const SECONDS: u32 = 3;
+const SECONDS: u32 = 1;
 /// What TCP keeps of its throughput beside an agent on an emulated CPU, at the least.
 const KEPT: f64 = 0.5;
 

@@ -12,7 +12,7 @@ use crate::{
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "record",
     about: "small captures of one kind of traffic each: as many packets as rxe says that it sent, all of them whole",
-    parts: &[Part::new("all", 300, all), Part::new("jumbo", 120, jumbo)],
+    parts: &[Part::new("all", 300, all).share(33), Part::new("jumbo", 120, jumbo).share(66)],
 };
 
 /// Files in `tests/captures` stay below this.

@@ -17,14 +17,14 @@ use crate::{
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smp",
     about: "queue pairs on two CPUs, not paced and paced by EDT and HTB: where packets change their order",
-    parts: &[Part::new("order", 500, order).cpus(2).memory(1_024)],
+    parts: &[Part::new("order", 500, order).cpus(2).share(100).memory(1_024)],
 };
 
 const CLIENT: usize = 0;
 const SERVER: usize = 1;
-/// What a paced queue pair has, Mb/s, and how much it sends: for four seconds and a half.
+/// What a paced queue pair has, Mb/s, and how much it sends: for nearly three seconds.
 const RATE: u64 = 1;
-const PACED_MESSAGES: u32 = 8;
+const PACED_MESSAGES: u32 = 5;
 const MESSAGES: u32 = 40;
 /// Masks of CPUs.
 const BOTH: u32 = 0b11;
@@ -102,7 +102,7 @@ fn overtaken(packets: impl Iterator<Item = (Qpn, Psn)>) -> u64 {
 fn run(case: &mut Case, fabric: &Fabric, qps: u32, messages: u32) -> Result<Overtaken> {
     let (client, server) = (&fabric.nodes[CLIENT], &fabric.nodes[SERVER]);
     let (rxe, flows) = (Counters::all(fabric)?, Flows::read(fabric)?);
-    let (behind_qdisc, behind_switch) = (Capture::start(&client.port)?, Wire::start(server)?);
+    let (behind_qdisc, behind_switch) = (Capture::headers(&client.port)?, Wire::headers(server)?);
     let perf = Perf::new("ib_send_bw").args(&format!("-e -s {MESSAGE} -q {qps} -n {messages}"));
     let done = perf.run(fabric, CLIENT, SERVER);
     let (behind_qdisc, behind_switch) = (behind_qdisc.finish()?, behind_switch.finish()?);
