@@ -96,14 +96,18 @@ mod tests {
 
     #[test]
     fn jobs_that_take_a_part_of_a_cpu_share_it() {
-        // Each waits for the other two.
-        let together = std::sync::Barrier::new(3);
+        let (begun, changed) = (Mutex::new(0), Condvar::new());
         let jobs = vec![Job { share: 33, what: () }; 3];
         let done = run(jobs, 1, |()| {
-            together.wait();
-            Ok(())
+            let mut begun = begun.lock().expect("no job panics");
+            *begun += 1;
+            changed.notify_all();
+            // Each waits for the other two.
+            let (begun, _) =
+                changed.wait_timeout_while(begun, Duration::from_secs(5), |begun| *begun < 3).expect("no job panics");
+            Ok(*begun)
         });
-        assert_eq!(done.expect("none failed").len(), 3);
+        assert_eq!(done.expect("none failed").into_iter().map(|(_, begun)| begun).collect::<Vec<_>>(), [3; 3]);
     }
 
     #[test]
