@@ -2,14 +2,14 @@
 //! the firmware, and its emulated CPU over unpacking it: a second and more of each boot.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::Context as _;
 
-use super::elf::Elf;
+use super::{elf::Elf, modules};
 use crate::exec::{self, say};
 
 /// Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header": where it says that it is one, how many sectors of 512 bytes are in
@@ -21,46 +21,39 @@ const PAYLOAD_LENGTH: usize = 0x24c;
 /// What the kernel's build puts behind the payload: its size when unpacked.
 const SIZE: usize = 4;
 
-/// The image to boot in `dir`: what `vmlinuz` there holds, unpacked once; `vmlinuz` itself where that cannot be done.
-pub(super) fn unpacked(dir: &Path) -> anyhow::Result<PathBuf> {
-    let (image, to) = (dir.join("vmlinuz"), dir.join("vmlinux"));
+/// What the image `vmlinuz` holds, unpacked once beside it; the image itself where that cannot be done.
+pub(super) fn unpacked(image: &Path) -> anyhow::Result<PathBuf> {
+    let to = image.with_file_name("vmlinux");
     if to.is_file() {
         return Ok(to);
     }
-    let bytes = fs::read(&image).with_context(|| format!("reading {}", image.display()))?;
-    let Some((program, payload)) = payload(&bytes) else { return Ok(image) };
-    if exec::find(program).is_none() {
-        say(format_args!("guests boot slower without {program}: apt-get install {}", package(program)));
-        return Ok(image);
-    }
-    let (packed, unfinished) = (dir.join("vmlinux.packed"), dir.join("vmlinux.part"));
+    let bytes = fs::read(image).with_context(|| format!("reading {}", image.display()))?;
+    let Some((extension, payload)) = payload(&bytes) else { return Ok(image.to_owned()) };
+    let (packed, unfinished) = (to.with_extension(extension), to.with_extension("part"));
+    let Some(program) = modules::unpacker(&packed).filter(|program| exec::find(program).is_some()) else {
+        say(format_args!(
+            "guests boot slower without a program that unpacks .{extension}: apt-get install xz-utils zstd"
+        ));
+        return Ok(image.to_owned());
+    };
     fs::write(&packed, payload).with_context(|| format!("writing {}", packed.display()))?;
-    let mut command = Command::new(program);
-    let out = File::create(&unfinished).with_context(|| format!("writing {}", unfinished.display()))?;
-    let status = command.arg("-dcq").stdin(File::open(&packed)?).stdout(out).status();
+    let kernel = exec::capture(Command::new(program).arg("-dc").arg(&packed));
     fs::remove_file(&packed).with_context(|| format!("removing {}", packed.display()))?;
-    let done = status.with_context(|| format!("running {program}"))?.success() && boots(&fs::read(&unfinished)?);
-    if !done {
-        fs::remove_file(&unfinished).with_context(|| format!("removing {}", unfinished.display()))?;
-        return Ok(image);
-    }
+    let Some(kernel) = kernel.ok().filter(|kernel| boots(kernel)) else { return Ok(image.to_owned()) };
+    fs::write(&unfinished, kernel).with_context(|| format!("writing {}", unfinished.display()))?;
     fs::rename(&unfinished, &to).context("renaming a kernel")?;
     Ok(to)
 }
 
-/// What is packed in a bzImage, and the program that unpacks it.
+/// What is packed in a bzImage, and what the name of such a file ends in.
 fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     let number = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
     (image.get(MAGIC.0..)?.starts_with(MAGIC.1)).then_some(())?;
     let start = (usize::from(*image.get(SETUP_SECTORS)?) + 1) * 512 + number(PAYLOAD_OFFSET)?;
     let payload = image.get(start..start.checked_add(number(PAYLOAD_LENGTH)?.checked_sub(SIZE)?)?)?;
-    let programs: [(&[u8], _); 3] = [(b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\x1f\x8b", "gzip")];
-    let (_, program) = programs.iter().find(|(magic, _)| payload.starts_with(magic))?;
-    Some((program, payload))
-}
-
-fn package(program: &str) -> &str {
-    if program == "xz" { "xz-utils" } else { program }
+    let formats: [(&[u8], _); 3] = [(b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zst"), (b"\x1f\x8b", "gz")];
+    let (_, extension) = formats.iter().find(|(magic, _)| payload.starts_with(magic))?;
+    Some((extension, payload))
 }
 
 /// Whether a kernel says where it is entered by PVH (XEN_ELFNOTE_PHYS32_ENTRY, xen/interface/elfnote.h): without, the emulator refuses it.
@@ -88,7 +81,7 @@ mod tests {
     #[test]
     fn the_payload_of_an_image_is_found_without_its_size() {
         assert_eq!(payload(&image(b"\xfd7zXZ\0packedSIZE")), Some(("xz", &b"\xfd7zXZ\0packed"[..])));
-        assert_eq!(payload(&image(b"\x28\xb5\x2f\xfdpackedSIZE")), Some(("zstd", &b"\x28\xb5\x2f\xfdpacked"[..])));
+        assert_eq!(payload(&image(b"\x28\xb5\x2f\xfdpackedSIZE")), Some(("zst", &b"\x28\xb5\x2f\xfdpacked"[..])));
         assert_eq!(payload(&image(b"BZh9packedSIZE")), None, "a format that nothing here unpacks");
         let whole = image(b"\xfd7zXZ\0packedSIZE");
         for end in [0, 0x200, 0x24b, 0x24f, 0x410, whole.len() - 11] {
@@ -102,7 +95,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("roce-image-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("a directory");
         fs::write(dir.join("vmlinuz"), image(b"\x1f\x8bno such thingSIZE")).expect("written");
-        assert_eq!(unpacked(&dir).expect("no error"), dir.join("vmlinuz"));
+        assert_eq!(unpacked(&dir.join("vmlinuz")).expect("no error"), dir.join("vmlinuz"));
         let left: Vec<_> = fs::read_dir(&dir).expect("readable").flatten().map(|e| e.file_name()).collect();
         fs::remove_dir_all(&dir).expect("removed");
         assert_eq!(left, ["vmlinuz"]);

@@ -144,7 +144,7 @@ impl Lab {
                 dirs::make(&dir)?;
                 let initramfs = dir.join("initramfs.cpio");
                 guest.initramfs(&userland, &kernel, &initramfs)?;
-                kernel.image = image::unpacked(kernel.image.parent().context("a kernel has a directory")?)?;
+                kernel.image = image::unpacked(&kernel.image)?;
                 Ok((kernel, initramfs))
             })
             .collect::<anyhow::Result<Vec<_>>>()?;

@@ -164,14 +164,18 @@ fn find(dir: &Path, files: &mut BTreeMap<String, PathBuf>) -> anyhow::Result<()>
     Ok(())
 }
 
-fn read(file: &Path) -> anyhow::Result<Module> {
-    let unpack = match file.extension().and_then(|e| e.to_str()) {
-        Some("xz") => Some("xz"),
-        Some("zst") => Some("zstd"),
-        Some("gz") => Some("gzip"),
+/// The program that unpacks a file of this name; `None` where nothing has to.
+pub(super) fn unpacker(file: &Path) -> Option<&'static str> {
+    match file.extension()?.to_str()? {
+        "xz" => Some("xz"),
+        "zst" => Some("zstd"),
+        "gz" => Some("gzip"),
         _ => None,
-    };
-    let bytes = match unpack {
+    }
+}
+
+fn read(file: &Path) -> anyhow::Result<Module> {
+    let bytes = match unpacker(file) {
         Some(program) => exec::capture(Command::new(program).arg("-dc").arg(file))
             .with_context(|| format!("unpacking {} with {program} (packages xz-utils, zstd, gzip)", file.display()))?,
         None => fs::read(file).with_context(|| format!("reading {}", file.display()))?,
